@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from defragd.core.model import EMPTY, Selector
+from defragd.core.model import EMPTY, Allocation, Resources, Selector
 from defragd.core.rules import Timeouts
 
 GROUP = "scheduling.hami.placement.com"
@@ -122,6 +122,13 @@ class PlacementStatus:
     """Our own pinned pod that never got Ready was evicted once, to start again without its pin."""
     conditions: tuple[Condition, ...] = ()
     assignments: tuple[Assignment, ...] = ()
+    hold: tuple[Allocation, ...] = ()
+    """Room promised on the target devices, counted by planner and validators while the placement is open. Stored,
+    because the pod it was taken from is gone for part of the move."""
+    hold_resources: Resources | None = None
+    """Host resources promised on the target node; None = none."""
+    grace_seconds: int = 30
+    """Termination grace of the evicted pod; the gate's deadline is this + 60 s after the admission."""
 
 
 @dataclass(frozen=True, slots=True)
