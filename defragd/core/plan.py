@@ -86,6 +86,8 @@ class PlanRequest:
     max_steps: int | None = None
     history: Mapping[str, int] = field(default_factory=dict)
     """Moves of the last 24 h per workload (``Move.workload``: the key of the top owner)."""
+    last_moved: Mapping[str, datetime] = field(default_factory=dict)
+    """End of the latest move per workload, for the cooldown."""
     vendors: Mapping[str, Vendor] = field(default_factory=dict)
     """Facts of every backend (hami.vendors.VENDORS)."""
 

@@ -161,6 +161,20 @@ class Snapshot:
                     add(hold.resources)
         return Resources(cpu_milli=cpu, memory_bytes=memory, pods=pods, ephemeral_bytes=disk, extended=extended)
 
+    @cached_property
+    def owned(self) -> dict[str, int]:
+        """Live pods that are not terminating, by the UID of their owner (for owners that could not be read)."""
+        found: dict[str, int] = {}
+        for pod in self.pods.values():
+            if pod.owner and pod.live and not pod.deleting:
+                found[pod.owner.uid] = found.get(pod.owner.uid, 0) + 1
+        return found
+
+    @cached_property
+    def workload_kinds(self) -> frozenset[str]:
+        """Kinds of owners of which at least one could be read; of other kinds nothing is known."""
+        return frozenset(workload.kind for workload in self.workloads.values())
+
     def workload_of(self, pod: Pod) -> Workload | None:
         return self.workloads.get(pod.owner.uid) if pod.owner else None
 
