@@ -31,6 +31,16 @@ class SnapshotError(DefragError):
     exit_code = 2
 
 
+class CodecError(DefragError):
+    """An annotation is not what HAMi writes: ``key``, ``position`` (item or character) and a short ``excerpt``."""
+
+    def __init__(self, key: str, problem: str, *, position: str = "", excerpt: str = "") -> None:
+        self.key, self.problem, self.position, self.excerpt = key, problem, position, excerpt
+        place = f" at {position}" if position else ""
+        shown = f": {excerpt!r}" if excerpt else ""
+        super().__init__(f"annotation {key}{place}: {problem}{shown}")
+
+
 class ClusterError(DefragError):
     exit_code = 3
 

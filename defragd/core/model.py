@@ -237,6 +237,8 @@ class Allocation:
     cores: int
     vendor: str = "NVIDIA"
     init: bool = False
+    hami_init: bool = False
+    """HAMi itself takes the slot for one of an init container (its slots are packed, so it may be wrong)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +276,9 @@ class Selection:
     weights: tuple[int, int, int] | None = None
     pinned_by_us: bool = False
     """The UUID list (and node affinity) is our own pin, not a wish of the user; planning ignores it."""
+    pin_uuids: frozenset[str] | None = None
+    pin_node: str = ""
+    """Our own pin, taken out of the constraints. HAMi and kube-scheduler still obey it (simulation does too)."""
     steered_uuids: frozenset[str] = frozenset()
     """Members of ``nouse_uuids`` that we added; planning ignores them."""
     invalid: str = ""
@@ -306,11 +311,15 @@ class Pod:
     priority: int = 0
     init_done: bool = False
     """All init containers ended well (their allocations no longer count)."""
+    shrunk: bool = False
+    """HAMi's own books count only the app slots by now (never with a sidecar)."""
     has_init: bool = False
     requests: tuple[DeviceRequest, ...] = ()
     allocations: tuple[Allocation, ...] = ()
     mig: tuple[MigReservation, ...] = ()
     selection: Selection = field(default_factory=Selection)
+    selections: Mapping[str, Selection] = field(default_factory=lambda: EMPTY)
+    """One per vendor word, only for pods that ask several vendors; ``selection`` is then that of the first."""
     scheduling: Scheduling = field(default_factory=Scheduling)
     unschedulable: str = ""
     """Message of PodScheduled=False, "" otherwise."""

@@ -1,0 +1,72 @@
+"""A pod's own wishes about devices, from its annotations (reference section 3); our own pin and steering taken out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from defragd.core.model import EMPTY, Selection
+from defragd.core.placement import PINNED, STEERED
+from defragd.core.vendor import Vendor
+from defragd.hami.codec import go_bool
+from defragd.hami.keys import DEVICE_POLICY, NODE_POLICY, NUMA_BIND, SCORING_WEIGHTS, VGPU_MODE
+
+NOTHING = Selection()
+_WEIGHTS = re.compile(r"slot=([0-9]{1,18}),core=([0-9]{1,18}),memory=([0-9]{1,18})")
+
+
+def members(text: str | None) -> tuple[str, ...]:
+    """Members of a comma list, trimmed, empty ones left out."""
+    return tuple(part for part in (raw.strip() for raw in text.split(",")) if part) if text else ()
+
+
+def weights(text: str | None) -> tuple[tuple[int, int, int] | None, str]:
+    """(slot, core, memory) or None for the default, and why HAMi would refuse the pod."""
+    if text is None:
+        return None, ""
+    match = _WEIGHTS.fullmatch(text)
+    found = (int(match[1]), int(match[2]), int(match[3])) if match else None
+    if found is None or not any(found):
+        return None, f"{SCORING_WEIGHTS}: expected slot=<int>,core=<int>,memory=<int> with one above 0"
+    return found, ""
+
+
+def select(annotations: Mapping[str, str], facts: Vendor) -> Selection:
+    """The selection that applies to requests of one vendor."""
+    ours = PINNED in annotations
+    steered = frozenset(members(annotations.get(STEERED)))
+    use: frozenset[str] | None = None
+    for key in facts.use_keys:
+        listed = members(annotations.get(key))
+        if listed:
+            use = frozenset(listed) if use is None else use & frozenset(listed)
+    nouse = frozenset(uuid for key in facts.nouse_keys for uuid in members(annotations.get(key)))
+    weight, invalid = weights(annotations.get(SCORING_WEIGHTS))
+    return Selection(
+        use_uuids=None if ours else use,
+        nouse_uuids=nouse,
+        use_types=tuple(t for key in facts.use_type_keys for t in members(annotations.get(key))),
+        nouse_types=tuple(t for key in facts.nouse_type_keys for t in members(annotations.get(key))),
+        mode=annotations.get(VGPU_MODE, "") if facts.mig else "",
+        numa_bind=facts.numa_bind and go_bool(annotations.get(NUMA_BIND, "")) is True,
+        node_policy=annotations.get(NODE_POLICY, ""),
+        device_policy=annotations.get(DEVICE_POLICY, ""),
+        weights=weight,
+        pinned_by_us=ours,
+        pin_uuids=use if ours else None,
+        steered_uuids=steered & nouse,
+        invalid=invalid,
+    )
+
+
+def selection_of(
+    annotations: Mapping[str, str], words: Iterable[str], table: Mapping[str, Vendor]
+) -> tuple[Selection, Mapping[str, Selection]]:
+    """The pod's selection, and one per vendor where it asks several."""
+    wanted = [word for word in dict.fromkeys(words) if word in table]
+    if len(wanted) == 1:
+        return select(annotations, table[wanted[0]]), EMPTY
+    if not wanted:
+        return NOTHING, EMPTY
+    each = {word: select(annotations, table[word]) for word in wanted}
+    return each[wanted[0]], each
