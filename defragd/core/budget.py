@@ -38,12 +38,16 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A move that was started: still in flight while ``finished`` is None. ``own`` = by the run being judged."""
+    """A move that was started: still in flight while ``finished`` is None. ``own`` = by the run being judged.
+
+    ``landed``: its pod is Ready on the target and settles; it no longer counts as an arrival there, only elsewhere.
+    """
 
     claim: Claim
     started: datetime
     finished: datetime | None = None
     own: bool = True
+    landed: bool = False
 
 
 class Books:
@@ -52,6 +56,7 @@ class Books:
     def __init__(self, budgets: Budgets) -> None:
         self.budgets = budgets
         self.flying: dict[str, Claim] = {}
+        self._landed: set[str] = set()
         self._run: Counter[tuple[str, str]] = Counter()
         self._day: Counter[tuple[str, str]] = Counter()
         self._air: Counter[tuple[str, str]] = Counter()
@@ -85,12 +90,15 @@ class Books:
         if entry.finished is None and claim.id not in self.flying:
             self.flying[claim.id] = claim
             self._count(self._air, claim, 1)
+            if entry.landed:
+                self._landed.add(claim.id)
+                self._air["target", claim.target] -= 1
         self._starts.append(entry.started)
         self._touch(claim.workload, entry.finished or entry.started)
 
     def copy(self) -> Books:
         twin = Books(self.budgets)
-        twin.flying = dict(self.flying)
+        twin.flying, twin._landed = dict(self.flying), set(self._landed)
         twin._run, twin._day, twin._air = self._run.copy(), self._day.copy(), self._air.copy()
         twin._last, twin._starts = dict(self._last), list(self._starts)
         return twin
@@ -164,6 +172,9 @@ class Books:
         """The move ended: its place in flight is free, it still counts for the run and the day."""
         if self.flying.pop(claim.id, None) is not None:
             self._count(self._air, claim, -1)
+            if claim.id in self._landed:
+                self._landed.discard(claim.id)
+                self._air["target", claim.target] += 1
         if now is not None:
             self._touch(claim.workload, now)
 

@@ -1,0 +1,189 @@
+"""The moves of a run as placements: their names, what they ask for, and what state their placements put them in.
+
+A placement's name follows from run and move alone, so creating it twice is harmless, and after a crash a run finds its
+placements by label. Nothing here decides whether a move may start (`core.run_checks`, `core.run_progress`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from defragd.core.budget import Claim, Entry
+from defragd.core.model import Expression, Pod, Selector
+from defragd.core.placement import (
+    GROUP,
+    MOVE_LABEL,
+    POLICY_LABEL,
+    RUN_LABEL,
+    Phase,
+    Placement,
+    PlacementSpec,
+)
+from defragd.core.plan import Move
+from defragd.core.plan_json import move_from_json
+from defragd.core.reasons import Reason
+from defragd.core.rules import Rules
+from defragd.core.run import MoveState, Run, RunMove
+
+ENDED_MOVES = frozenset({MoveState.DONE, MoveState.FAILED, MoveState.REFUSED, MoveState.DROPPED})
+LOST_MOVES = frozenset({MoveState.FAILED, MoveState.REFUSED, MoveState.DROPPED})
+
+UNSEEN = timedelta(seconds=20)
+"""A placement that we created but that no watch has shown for so long was never created: the move waits again."""
+
+VOLATILE = (
+    "pod-template-hash",
+    "controller-revision-hash",
+    "pod-template-generation",
+    "statefulset.kubernetes.io/pod-name",
+    "apps.kubernetes.io/pod-index",
+    "batch.kubernetes.io/",
+    "job-name",
+    "controller-uid",
+    "hami.io/",
+    f"{GROUP}/",
+)
+"""Labels (or prefixes) that controllers and schedulers put on one pod: its replacement need not carry them."""
+
+
+def moves_of(run: Run) -> dict[str, Move]:
+    """The plan's moves by id, in plan order. A move that cannot be read is left out (the run record was edited)."""
+    found: dict[str, Move] = {}
+    for item in run.plan.get("moves") or ():
+        try:
+            move = move_from_json(item)
+        except (KeyError, TypeError, ValueError):
+            continue
+        found[move.id] = move
+    return found
+
+
+def placement_name(run: str, move: str) -> str:
+    """At most 63 characters (it is a label value on pods), a DNS label, the same for the same run and move."""
+    tail = re.sub(r"[^a-z0-9-]+", "-", move.lower()).strip("-")[:20] or "move"
+    head = re.sub(r"[^a-z0-9-]+", "-", run.lower()).strip("-")[: 62 - len(tail)].rstrip("-")
+    return f"{head}-{tail}"
+
+
+def selector_for(pod: Pod) -> Selector:
+    """Labels that the pod's replacement will carry too (the owner's UID is checked apart from them)."""
+    lasting = {key: value for key, value in pod.labels.items() if not key.startswith(VOLATILE)}
+    return Selector(tuple(Expression(k, "In", (v,)) for k, v in sorted((lasting or pod.labels).items())))
+
+
+def placement_for(
+    run: Run, move: Move, pod: Pod, rules: Rules, *, group_size: int = 1, start_limit: timedelta | None = None
+) -> Placement:
+    """What to create to carry ``move`` out. ``start_limit``: the owner's own limit for its pods to become Ready."""
+    name = placement_name(run.name, move.id)
+    timeouts = rules.execution.timeouts
+    if start_limit is not None:
+        timeouts = replace(timeouts, start=start_limit)
+    return Placement(
+        namespace=pod.namespace,
+        name=name,
+        labels={RUN_LABEL: run.name, MOVE_LABEL: move.id, POLICY_LABEL: run.policy},
+        spec=PlacementSpec(
+            req_id=name,
+            pod_selector=selector_for(pod),
+            node_name=move.target.node,
+            gpu_devices=move.target.devices,
+            evict_pod=pod.name,
+            evict_pod_uid=pod.uid,
+            timeouts=timeouts,
+            settle=rules.execution.settle,
+            handover=rules.execution.handover,
+            group=placement_name(run.name, move.group) if move.group else "",
+            group_size=group_size,
+        ),
+    )
+
+
+def by_move(run: Run, placements: Iterable[Placement]) -> dict[str, Placement]:
+    """The run's own placements by move id."""
+    return {p.labels.get(MOVE_LABEL, ""): p for p in placements if p.labels.get(RUN_LABEL) == run.name}
+
+
+def caught_up(state: RunMove, placement: Placement | None, now: datetime) -> RunMove:
+    """``state`` after a look at its placement (None: the cache shows none)."""
+    if state.state in ENDED_MOVES:
+        return state
+    if placement is None:
+        return _without(state, now)
+    started = state.started or placement.created or now
+    status = placement.status
+    known = replace(state, placement=placement.key, started=started, message=status.message or str(status.phase))
+    if placement.open:
+        return replace(known, state=MoveState.IN_FLIGHT, reason=status.reason)
+    ended = status.ended_at or now
+    if status.phase is Phase.COMPLETED:
+        return replace(known, state=MoveState.DONE, reason=str(Reason.COMPLETED), finished=ended)
+    # before the eviction nothing was disturbed: the placement was refused, the move did not fail
+    disturbed = status.eviction_accepted or status.evicted_at is not None or status.pinned_at is not None
+    lost = MoveState.FAILED if disturbed else MoveState.REFUSED
+    return replace(known, state=lost, reason=status.reason or str(Reason.EXPIRED), finished=ended)
+
+
+def _without(state: RunMove, now: datetime) -> RunMove:
+    if state.state is not MoveState.IN_FLIGHT or state.started is None or now - state.started < UNSEEN:
+        return state
+    if not state.message:
+        return replace(state, state=MoveState.WAITING, placement="", started=None)
+    return replace(
+        state,
+        state=MoveState.FAILED,
+        reason=str(Reason.PLACEMENT_DELETED),
+        message=f"placement {state.placement} was deleted while the move was under way",
+        finished=now,
+    )
+
+
+def claim_of(move: Move, run: str) -> Claim:
+    return Claim(
+        id=f"{run}/{move.id}",
+        workload=move.workload or move.pod,
+        namespace=move.pod.partition("/")[0],
+        source=move.source.node,
+        target=move.target.node,
+    )
+
+
+def arrived(placement: Placement | None) -> bool:
+    """The pod is there and Ready: the next one may arrive on that node (HAMi's node lock is free again)."""
+    return placement is not None and placement.status.phase is Phase.SETTLING
+
+
+def entries_of(run: Run, placements: Mapping[str, Placement], *, own: bool) -> list[Entry]:
+    """What the run's started moves count in the budgets. A refused move, which disturbed nobody, counts nothing."""
+    found = []
+    plan = moves_of(run)
+    for state in run.moves:
+        move = plan.get(state.id)
+        if move is None or state.started is None or state.state in (MoveState.REFUSED, MoveState.DROPPED):
+            continue
+        finished = state.finished if state.state in ENDED_MOVES else None
+        landed = finished is None and arrived(placements.get(state.id))
+        found.append(Entry(claim_of(move, run.name), state.started, finished, own=own, landed=landed))
+    return found
+
+
+def foreign_entries(placements: Iterable[Placement], pods: Mapping[str, Pod], *, known: frozenset[str]) -> list[Entry]:
+    """Open placements that no run in ``known`` accounts for (written by hand, or of a run whose record is gone)."""
+    found = []
+    for placement in placements:
+        if not placement.open or placement.labels.get(RUN_LABEL, "") in known or placement.created is None:
+            continue
+        pod = pods.get(f"{placement.namespace}/{placement.spec.evict_pod}")
+        source = pod.node if pod and pod.uid != placement.status.pod_uid else ""
+        found.append(
+            Entry(
+                Claim(placement.key, placement.key, placement.namespace, source, placement.spec.node_name),
+                placement.created,
+                own=False,
+                landed=arrived(placement),
+            )
+        )
+    return found
