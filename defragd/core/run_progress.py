@@ -257,7 +257,9 @@ class _Starter:
     def _count_leaving(self, placements: Sequence[Placement]) -> None:
         """Pods that open placements will evict, or have evicted without our having seen it yet."""
         claimed = {
-            f"{p.namespace}/{p.spec.evict_pod}" for p in placements if p.open and p.status.step is not Step.PINNED
+            f"{p.namespace}/{p.spec.evict_pod}": p.spec.evict_pod_uid or p.status.evicted_uid
+            for p in placements
+            if p.open and p.spec.evict_pod and p.status.step is not Step.PINNED
         }
         # started by us, but not in the cache yet
         claimed |= {
