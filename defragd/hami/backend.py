@@ -21,7 +21,7 @@ Amounts = Mapping[str, "str | int | float"]
 class Resolved(NamedTuple):
     """One container's request of one backend. ``pct`` is used only where ``memory_mib`` is 0."""
 
-    count: int
+    number: int
     memory_mib: int
     pct: int
     cores: int
@@ -39,7 +39,7 @@ Resolver = Callable[[Amounts, Amounts, "Backend", HamiConfig], "Resolved | None"
 Inventory = Callable[[Host, "Backend"], tuple[Device, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Backend:
     """One row of the vendor table. ``register`` "" = the inventory is synthetic (from node capacity).
 
@@ -80,9 +80,7 @@ def _int32(value: int) -> int:
     return (value + 2**31) % 2**32 - 2**31
 
 
-def resolver(
-    *, unit: int = 1, cores: int = 100, per_count: bool = False, memory_only_limits: bool = False
-) -> Resolver:
+def resolver(*, unit: int = 1, cores: int = 100, per_count: bool = False, memory_only_limits: bool = False) -> Resolver:
     """The rule most backends share: memory in ``unit`` MiB (absent = all of the device), cores absent = ``cores``.
 
     ``per_count``: both are totals over the devices of the container and are divided by their number.
@@ -132,4 +130,6 @@ def resolve_nvidia(limits: Amounts, requests: Amounts, backend: Backend, config:
         else:
             pct = 100
     cores = whole(pick(limits, requests, names.cores))
-    return Resolved(_int32(count), memory, 0 if memory else pct, config.default_cores if cores is None else _int32(cores))
+    return Resolved(
+        _int32(count), memory, 0 if memory else pct, config.default_cores if cores is None else _int32(cores)
+    )

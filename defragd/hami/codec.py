@@ -77,7 +77,7 @@ def _field(key: str, item: Mapping[str, Any], name: str, kind: type, place: str)
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
         if -INT32 <= value < INT32:
             return value
-    elif isinstance(value, kind) and not (kind is int):
+    elif isinstance(value, kind) and kind is not int:
         return value
     raise CodecError(key, f"{name} is no {kind.__name__}", position=place, excerpt=excerpt(str(value)))
 

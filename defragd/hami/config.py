@@ -1,4 +1,4 @@
-"""How one HAMi installation is configured: resource names, defaults, policies. ``HamiConfig()`` is the chart's defaults.
+"""How one HAMi installation is configured: resource names, defaults, policies. ``HamiConfig()`` = chart defaults.
 
 HAMi reads the ConfigMap ``<release>-scheduler-device`` (key ``device-config.yaml``) once at start; whoever reads it
 here hands over the parsed document, because this layer parses no YAML.
@@ -7,7 +7,7 @@ here hands over the parsed document, because this layer parses no YAML.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from defragd.errors import ConfigError
@@ -83,7 +83,13 @@ ASCEND_CHIPS = (
         "Ascend910A", 32768, 32768, 30, ("vir02", 2184, 2), ("vir04", 4369, 4), ("vir08", 8738, 8), ("vir16", 17476, 16)
     ),
     _ascend(
-        "Ascend910B2", 65536, 65536, 24, ("vir03_1c_8g", 8192, 3), ("vir06_1c_16g", 16384, 6), ("vir12_3c_32g", 32768, 12)
+        "Ascend910B2",
+        65536,
+        65536,
+        24,
+        ("vir03_1c_8g", 8192, 3),
+        ("vir06_1c_16g", 16384, 6),
+        ("vir12_3c_32g", 32768, 12),
     ),
     _ascend("Ascend910B3", 65536, 65536, 20, ("vir05_1c_16g", 16384, 5), ("vir10_3c_32g", 32768, 10)),
     _ascend("Ascend910B4-1", 65536, 65536, 20, ("vir05_1c_16g", 16384, 5), ("vir10_3c_32g", 32768, 10)),
@@ -94,9 +100,12 @@ ASCEND_CHIPS = (
 ILUVATAR_CHIPS = tuple(_iluvatar(word) for word in ("MR-V100", "MR-V50", "BI-V150", "BI-V100"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class HamiConfig:
-    """Names and defaults of one installation. ``version`` is "2.10" unless something older is known to run."""
+    """Names and defaults of one installation. ``version`` is "2.10" unless something older is known to run.
+
+    Compared by identity: it keys the tables derived from it in the hot path, so keep one per installation.
+    """
 
     version: str = "2.10"
     scheduler_name: str = "hami-scheduler"
@@ -105,7 +114,11 @@ class HamiConfig:
     overwrite_default_scheduler: bool = True
     # NVIDIA
     nvidia: Names = Names(
-        "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores", "nvidia.com/gpumem-percentage", "nvidia.com/priority"
+        "nvidia.com/gpu",
+        "nvidia.com/gpumem",
+        "nvidia.com/gpucores",
+        "nvidia.com/gpumem-percentage",
+        "nvidia.com/priority",
     )
     default_memory: int = 0
     default_cores: int = 0
@@ -133,7 +146,7 @@ class HamiConfig:
     ascend: tuple[AscendChip, ...] = ASCEND_CHIPS
     ascend_soft_slicing: bool = False
     iluvatar: tuple[IluvatarChip, ...] = ILUVATAR_CHIPS
-    notes: tuple[str, ...] = field(default=(), compare=False)
+    notes: tuple[str, ...] = ()
     """What in the document was not understood and left at its default."""
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
+from typing import Any
 
 from defragd.core.vendor import Vendor
 from defragd.hami import inventory
@@ -25,21 +26,21 @@ from defragd.hami.config import HamiConfig
 from defragd.hami.keys import NVIDIA_HANDSHAKE
 
 
-def _uuid_keys(domain: str) -> dict[str, tuple[str, ...]]:
+def _uuid_keys(domain: str) -> dict[str, Any]:
     return {"use_keys": (f"{domain}/use-gpuuuid",), "nouse_keys": (f"{domain}/nouse-gpuuuid",)}
 
 
-def _word_keys(word: str) -> dict[str, tuple[str, ...]]:
+def _word_keys(word: str) -> dict[str, Any]:
     return {"use_keys": (f"hami.io/use-{word}-uuid",), "nouse_keys": (f"hami.io/no-use-{word}-uuid",)}
 
 
-_XPU_KEYS = {
+_XPU_KEYS: dict[str, Any] = {
     "use_keys": ("hami.io/use-xpu-uuid", "baidu.com/use-gpuuuid"),
     "nouse_keys": ("hami.io/no-use-xpu-uuid", "baidu.com/nouse-gpuuuid"),
 }
 
 
-def _pair(stem: str) -> dict[str, str]:
+def _pair(stem: str) -> dict[str, Any]:
     return {"allocated": f"hami.io/{stem}-devices-allocated", "to_allocate": f"hami.io/{stem}-devices-to-allocate"}
 
 

@@ -1,0 +1,256 @@
+"""Pod objects into core values: what the pod asks, what it holds, what kube-scheduler looks at.
+
+This runs for every pod of every list and every watch event, so the plain pod takes the short way through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from defragd.core.model import EMPTY, Allocation, DeviceRequest, MigReservation, Owner, Pod, Volume
+from defragd.core.placement import PINNED
+from defragd.core.vendor import Vendor
+from defragd.errors import CodecError
+from defragd.hami.codec import Entry, read_mig, read_slots, read_time, split_mig_uuid
+from defragd.hami.config import HamiConfig
+from defragd.hami.keys import (
+    BIND_PHASE,
+    BOOKED_NODE,
+    METAX_APP_CLASS,
+    METAX_QOS,
+    METAX_TOPOLOGY,
+    MIG_ALLOCATIONS,
+    VNPU_MODE,
+    VOLCANO_PREFIX,
+)
+from defragd.hami.requests import ContainerNeeds, resolve_requests
+from defragd.hami.scheduling import scheduling_of
+from defragd.hami.selection import NOTHING, selection_of
+from defragd.hami.vendors import backends, managed_resources, vendors_for
+
+_KEEP_PREFIX = ("defragd.io/", "scheduling.hami.placement.com/", "scheduling.k8s.io/", "scheduling.volcano.sh/")
+_KEEP = frozenset(
+    {
+        VNPU_MODE,
+        METAX_APP_CLASS,
+        METAX_QOS,
+        METAX_TOPOLOGY,
+        "pod-group-name",
+        "kubernetes.io/config.mirror",
+        "kubernetes.io/config.source",
+        "cluster-autoscaler.kubernetes.io/safe-to-evict",
+        "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes",
+    }
+)
+_SUFFIX = "allocated"
+
+
+@lru_cache(maxsize=32)
+def _allocated_keys(config: HamiConfig) -> Mapping[str, str]:
+    """Allocation annotation -> vendor word."""
+    return {b.allocated: b.word for b in backends(config).values()}
+
+
+@lru_cache(maxsize=32)
+def _facts(config: HamiConfig) -> Mapping[str, Vendor]:
+    return vendors_for(config)
+
+
+def _needs(container: Any, init: bool) -> ContainerNeeds:
+    res = container.resources
+    if res is None:
+        return ContainerNeeds(init=init, sidecar=init and container.restart_policy == "Always")
+    return ContainerNeeds(
+        tuple(res.limits.items()) if res.limits else (),
+        tuple(res.requests.items()) if res.requests else (),
+        init,
+        init and container.restart_policy == "Always",
+    )
+
+
+def _requesting(requests: tuple[DeviceRequest, ...], word: str) -> list[DeviceRequest]:
+    return [r for r in requests if r.vendor == word]
+
+
+def _allocations(
+    word: str, slots: tuple[tuple[Entry, ...], ...], requests: tuple[DeviceRequest, ...], inits: int, containers: int
+) -> list[Allocation]:
+    """Slots matched to containers: by position where there is a slot per container (HAMi 2.9, or none left out), else
+    the k-th non-empty slot belongs to the k-th requesting container (2.10). ``hami_init`` is by position always."""
+    if not inits:
+        return [
+            Allocation(k, _bare(e.uuid), e.memory_mib, e.cores, word)
+            for k, slot in enumerate(s for s in slots if s)
+            for e in slot
+        ]
+    asking = _requesting(requests, word)
+    full = len(slots) == containers
+    by_container = {r.container: r for r in asking}
+    out = []
+    order = 0
+    for place, slot in enumerate(slots):
+        if not slot:
+            continue
+        if full and place in by_container:
+            asked: DeviceRequest | None = by_container[place]
+        else:
+            asked = asking[order] if order < len(asking) else None
+        init = asked.init and not asked.sidecar if asked else False
+        out += [Allocation(order, _bare(e.uuid), e.memory_mib, e.cores, word, init, place < inits) for e in slot]
+        order += 1
+    return out
+
+
+def _bare(uuid: str) -> str:
+    return split_mig_uuid(uuid)[0] if uuid.endswith("]") else uuid
+
+
+def _read_held(
+    annotations: Mapping[str, str], config: HamiConfig, requests: tuple[DeviceRequest, ...], inits: int, containers: int
+) -> tuple[tuple[Allocation, ...], tuple[MigReservation, ...], str]:
+    """(allocations, MIG reservations, problem). One undecodable list makes HAMi count the pod as nothing at all."""
+    keys = _allocated_keys(config)
+    found: list[Allocation] = []
+    problem = ""
+    for key, text in annotations.items():
+        if not key.endswith(_SUFFIX):
+            continue
+        word = keys.get(key)
+        if word is None:
+            if key.startswith("hami.io/") and not problem:
+                problem = f"annotation {key}: devices of an unknown backend"
+            continue
+        try:
+            found += _allocations(word, read_slots(key, text), requests, inits, containers)
+        except CodecError as error:
+            return (), (), str(error)
+    reservations: tuple[MigReservation, ...] = ()
+    text = annotations.get(MIG_ALLOCATIONS, "")
+    if text:
+        try:
+            reservations = read_mig(text)
+        except CodecError as error:
+            problem = problem or str(error)
+    elif any("[" in t for k, t in annotations.items() if k in keys):
+        problem = problem or "MIG devices written by HAMi 2.9 or older: the instances are not readable"
+    return tuple(found), reservations, problem
+
+
+def _time(text: str | None) -> datetime | None:
+    return read_time(text) if text else None
+
+
+def _owner(meta: Any) -> Owner | None:
+    for ref in meta.owner_references or ():
+        if ref.controller:
+            return Owner(ref.kind, ref.name, ref.uid, ref.api_version)
+    return None
+
+
+def _init_done(spec: Any, status: Any) -> tuple[bool, bool]:
+    """(all init containers but sidecars ended well, HAMi sees all of them ended well)."""
+    if not spec.init_containers:
+        return False, False
+    statuses = status.init_container_statuses or ()
+    if not statuses:
+        return False, False
+    sidecars = {c.name for c in spec.init_containers if c.restart_policy == "Always"}
+    ended = {
+        s.name: s.state is not None and s.state.terminated is not None and s.state.terminated.exit_code == 0
+        for s in statuses
+    }
+    mine = all(ended.get(c.name, False) for c in spec.init_containers if c.name not in sidecars)
+    return mine, all(ended.values())
+
+
+def _waiting_reason(status: Any) -> tuple[bool, datetime | None, str]:
+    """(ready, since when, why kube-scheduler cannot place it)."""
+    ready, since, reason = False, None, ""
+    for condition in status.conditions or ():
+        if condition.type == "Ready":
+            ready = condition.status == "True"
+            since = _time(condition.last_transition_time) if ready else None
+        elif condition.type == "PodScheduled" and condition.status == "False":
+            reason = condition.message or condition.reason or "Unschedulable"
+    return ready, since, reason
+
+
+def translate_pod(obj: Any, config: HamiConfig, *, claims: Mapping[str, Volume] | None = None) -> Pod:
+    """A Pod object (attributes as in kube.wire) as the core sees it. Never raises for odd content: what cannot be
+    judged is in ``Pod.problem``. ``claims``: `hami.scheduling.claim_table`; None = claims are unknown."""
+    meta, spec, status = obj.metadata, obj.spec, obj.status
+    annotations: Mapping[str, str] = meta.annotations or EMPTY
+    inits = spec.init_containers or ()
+    needs = tuple([_needs(c, True) for c in inits] + [_needs(c, False) for c in spec.containers])
+    requests = resolve_requests(needs, config)
+    booked = annotations.get(BOOKED_NODE, "")
+    allocations: tuple[Allocation, ...] = ()
+    mig: tuple[MigReservation, ...] = ()
+    problem = ""
+    if annotations:
+        allocations, mig, problem = _read_held(annotations, config, requests, len(inits), len(needs))
+    if not problem and _volcano(needs):
+        problem = "devices of Volcano's own vGPU plugin: HAMi's scheduler does not know this pod"
+    pinned = PINNED in annotations
+    selection, selections = NOTHING, EMPTY
+    if requests or allocations:
+        words = [r.vendor for r in requests] or [a.vendor for a in allocations]
+        selection, selections = selection_of(annotations, words, _facts(config))
+    scheduling, pin_node = scheduling_of(obj, managed_resources(config), pinned=pinned, claims=claims)
+    if pin_node:
+        selection = replace(selection, pin_node=pin_node)
+    ready, since, waiting = _waiting_reason(status)
+    done, shrunk = _init_done(spec, status)
+    return Pod(
+        namespace=meta.namespace or "default",
+        name=meta.name,
+        uid=meta.uid,
+        labels=meta.labels or EMPTY,
+        annotations=_kept(annotations),
+        owner=_owner(meta),
+        scheduler=spec.scheduler_name,
+        node=spec.node_name,
+        booked_node=booked,
+        bind_phase=annotations.get(BIND_PHASE, ""),
+        phase=status.phase or "Pending",
+        ready=ready,
+        ready_since=since,
+        created=_time(meta.creation_timestamp),
+        deleting=meta.deletion_timestamp is not None,
+        deletion_deadline=_time(meta.deletion_timestamp),
+        grace_seconds=_grace(meta, spec),
+        gates=tuple(g.name for g in spec.scheduling_gates) if spec.scheduling_gates else (),
+        priority=spec.priority or 0,
+        init_done=done,
+        shrunk=shrunk,
+        has_init=bool(inits),
+        requests=requests,
+        allocations=allocations,
+        mig=mig,
+        selection=selection,
+        selections=selections,
+        scheduling=scheduling,
+        unschedulable=waiting,
+        revision=meta.resource_version,
+        problem=problem,
+    )
+
+
+def _kept(annotations: Mapping[str, str]) -> Mapping[str, str]:
+    kept = {k: v for k, v in annotations.items() if k.startswith(_KEEP_PREFIX) or k in _KEEP}
+    return kept or EMPTY
+
+
+def _grace(meta: Any, spec: Any) -> int:
+    for value in (meta.deletion_grace_period_seconds, spec.termination_grace_period_seconds):
+        if value is not None:
+            return int(value)
+    return 30
+
+
+def _volcano(needs: tuple[ContainerNeeds, ...]) -> bool:
+    return any(name.startswith(VOLCANO_PREFIX) for n in needs for name, _ in n.limits)
