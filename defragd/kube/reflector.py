@@ -227,6 +227,7 @@ class Reflector(Generic[T]):
 
     def _apply(self, event: Event[T]) -> None:
         if event.type == "BOOKMARK":
+            self.store.advance(event.revision)
             return
         if event.type == "DELETED":
             self.store.remove(event.key, event.revision)

@@ -5,9 +5,10 @@ A store keeps wire structs; whoever translates them asks for the keys that chang
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 from defragd.core.model import Problem
@@ -57,14 +58,16 @@ class Hub:
 class Store(Generic[T]):
     """Objects of one kind by ns/name (or name). Reads take the hub's lock for a copy of the references only."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, hub: Hub, same: Callable[[T, T], bool] | None = None) -> None:
+        """``same``: whether a new version says nothing new, so that nobody needs to wake up for it."""
+        self._hub, self._same = hub, same
         self._items: dict[str, T] = {}
         self._revisions: dict[str, str] = {}
         self._gone: dict[str, str] = {}
         self._dirty: set[str] = set()
         self._problems: dict[str, Problem] = {}
         self._synced = False
+        self._latest = 0
         self.unavailable = ""
         """Why the kind cannot be read (no permission, not served), "" while it can."""
 
@@ -85,16 +88,21 @@ class Store(Generic[T]):
             self._dirty |= {key for key in before.keys() | revisions.keys() if before.get(key) != revisions.get(key)}
             changed = before != revisions or not self._synced or bool(problems)
             self._synced, self.unavailable = True, ""
+            self.advance(revision)
             if changed:
                 self._hub.bump()
 
-    def upsert(self, key: str, item: T, revision: str) -> bool:
-        """False when the store has a newer one (or a newer deletion) already."""
+    def upsert(self, key: str, item: T, revision: str, *, force: bool = False) -> bool:
+        """False when the store has a newer one (or a newer deletion) already; ``force`` takes it all the same."""
         with self._hub.lock:
             known = self._revisions.get(key) or self._gone.get(key)
-            if known and not newer(revision, known):
+            if known and not force and not newer(revision, known):
                 return False
+            self.advance(revision)
+            old = self._items.get(key)
             self._items[key], self._revisions[key] = item, revision
+            if old is not None and self._same is not None and self._same(old, item):
+                return True
             self._problems.pop(key, None)
             self._gone.pop(key, None)
             self._dirty.add(key)
@@ -110,6 +118,7 @@ class Store(Generic[T]):
             self._revisions.pop(key, None)
             self._problems.pop(key, None)
             self._gone[key] = revision
+            self.advance(revision)
             while len(self._gone) > _TOMBSTONES:
                 del self._gone[next(iter(self._gone))]
             self._dirty.add(key)
@@ -134,11 +143,21 @@ class Store(Generic[T]):
             self.unavailable = why
             self._hub.bump()
 
+    def advance(self, revision: str) -> None:
+        """The store is known to be current up to here (lists, events, bookmarks)."""
+        with contextlib.suppress(ValueError):
+            self._latest = max(self._latest, int(revision))
+
     # -- read -----------------------------------------------------------------------------------------------------
 
     @property
     def synced(self) -> bool:
         return self._synced
+
+    @property
+    def latest(self) -> int:
+        """The newest revision taken in; 0 before the first list."""
+        return self._latest
 
     def get(self, key: str) -> T | None:
         with self._hub.lock:
