@@ -104,10 +104,10 @@ def _place(
             why = "unhealthy" if not device.healthy else "cordoned" if device.cordoned else device.distrusted
             reason = Reason.DEVICE_UNHEALTHY if not device.healthy else Reason.DEVICE_CORDONED
             return _drop(reason if not device.distrusted else Reason.DEVICE_DISTRUSTED, f"device {uuid}: {why}")
-    host = kube_fit(snapshot, pod, node, without=without)
+    host = kube_fit(snapshot, pod, node.name, without=without)
     if not host.ok:
         return answer(host.reason or Reason.NODE_UNFIT, host.detail)
-    fit = fit_pod(snapshot, pod, node, vendors=vendors, devices=move.target.devices, without=without)
+    fit = fit_pod(snapshot, pod, node.name, vendors=vendors, devices=move.target.devices, without=without)
     if not fit.ok:
         return answer(fit.reason or Reason.NO_PLACE, f"{pod.key} does not fit on its target any more: {fit.text}")
     return Check(pod=pod)
@@ -124,7 +124,7 @@ def after_moves(snapshot: Snapshot, moves: Iterable[Move], *, vendors: Mapping[s
             if node is None:
                 continue
             fit = fit_pod(
-                snapshot, pod, node, vendors=vendors, devices=move.target.devices, without=frozenset({pod.key})
+                snapshot, pod, node.name, vendors=vendors, devices=move.target.devices, without=frozenset({pod.key})
             )
             if not fit.ok:
                 continue

@@ -1,0 +1,269 @@
+"""Plans one policy and records the run: is the data good, is there cause, what would be moved, who lets it go.
+
+The planner itself runs in a child process. A scheduled start gives the run its name, so the same start cannot be
+recorded twice, whatever restarts or leader changes come between. What stands in the way for a moment (no data yet, another run
+under way) is raised as `PlanRefused`, so that the caller may try again within the start's deadline; what settles the
+start (nothing to do, too many pending pods, a closed window) is a run record that says so.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from defragd.core.mix import given_mix
+from defragd.core.model import EMPTY, Pod
+from defragd.core.pdb import YES, Permit
+from defragd.core.plan import PlanReply, PlanRequest
+from defragd.core.plan_json import plan_to_json
+from defragd.core.reasons import Reason
+from defragd.core.rules import Rules
+from defragd.core.run import Run, RunMove, RunPhase
+from defragd.core.run_moves import moves_of
+from defragd.core.score import score
+from defragd.core.snapshot import Snapshot
+from defragd.core.vendor import Vendor
+from defragd.errors import DefragError
+from defragd.ports import Clock, ClusterReader, Hook, Leadership, Outcome, PlannerRunner, RunStore
+
+MAX_AGE_SECONDS = 60.0
+KEEP_WITH_MOVES = 20
+"""Run records kept per policy; those without a move only as long as they are among the last few."""
+KEEP_EMPTY = 5
+DAY = timedelta(days=1)
+BUSY = frozenset({RunPhase.RUNNING, RunPhase.PAUSED})
+
+
+class PlanRefused(DefragError):
+    """Not now: no fresh data, not the leader, another run under way. Asking again later may succeed."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(f"{reason}: {detail}")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One policy as planning needs it (made from a `LoadedPolicy` by the composition root).
+
+    ``settings`` is the policy's JSON, recorded with the run. ``window`` says whether moves may start at an instant.
+    ``min_fragmentation`` is compared with L.
+    """
+
+    name: str
+    strategy: str
+    args: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
+    rules: Rules = field(default_factory=Rules)
+    mode: str = "DryRun"
+    min_fragmentation: float | None = None
+    max_pending_pods: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
+    time_limit: float = 30.0
+    window: Callable[[datetime], Permit] = field(default=lambda now: YES)
+
+
+class Planning:
+    """Makes run records. One plan at a time; callers from several threads queue."""
+
+    def __init__(
+        self,
+        *,
+        reader: ClusterReader,
+        runs: RunStore,
+        planner: PlannerRunner,
+        leadership: Leadership,
+        clock: Clock,
+        hook: Hook,
+        vendors: Mapping[str, Vendor],
+        namespace: str,
+        max_age_seconds: float = MAX_AGE_SECONDS,
+    ) -> None:
+        self._reader = reader
+        self._runs = runs
+        self._planner = planner
+        self._leadership = leadership
+        self._clock = clock
+        self._hook = hook
+        self._vendors = vendors
+        self._namespace = namespace
+        self._max_age = max_age_seconds
+        self._lock = threading.Lock()
+
+    def plan_policy(
+        self, job: Job, *, mode: str | None = None, trigger: str = "schedule", scheduled_for: datetime | None = None
+    ) -> Run:
+        """Plans and records. Raises `PlanRefused` (try again later); a planner that fails is a run that Failed."""
+        with self._lock:
+            return self._plan(job, mode or job.mode, trigger, scheduled_for)
+
+    def _plan(self, job: Job, mode: str, trigger: str, scheduled_for: datetime | None) -> Run:
+        snapshot = self._fresh()
+        now = self._clock.now()
+        runs = list(self._runs.list())
+        if mode != "DryRun" and (other := next((r for r in runs if r.phase in BUSY), None)):
+            raise PlanRefused(Reason.RUN_IN_PROGRESS, f"run {other.name} is under way, one runs at a time")
+        draft = Run(
+            namespace=self._namespace,
+            name=run_name(job.name, scheduled_for or now),
+            policy=job.name,
+            mode=mode,
+            strategy=job.strategy,
+            trigger=trigger,
+            scheduled_for=scheduled_for,
+            settings=job.settings,
+            created=now,
+        )
+        held = self._held_back(job, mode, snapshot, now)
+        if not held.ok:
+            return self._record(replace(draft, plan={"policy": job.name, "strategy": job.strategy, "moves": []}), held)
+        request = self._request(job, snapshot, runs, now)
+        began = self._clock.monotonic()
+        try:
+            reply = self._planner.run(request, time_limit=job.time_limit)
+        except DefragError as error:
+            self._hook("plan.failed", {"policy": job.name, "strategy": job.strategy, "error": str(error)})
+            failed = replace(draft, plan={"policy": job.name, "strategy": job.strategy, "moves": []})
+            return self._record(failed, Permit(False, Reason.PLAN_FAILED, str(error)), phase=RunPhase.FAILED)
+        reply = replace(reply, elapsed_seconds=self._clock.monotonic() - began)
+        self._hook(
+            "plan.done",
+            {
+                "policy": job.name,
+                "strategy": job.strategy,
+                "seconds": reply.elapsed_seconds,
+                "moves": len(reply.moves),
+                "stopped": reply.stopped,
+                "before": reply.before.loss,
+                "after": reply.after.loss,
+            },
+        )
+        return self._record(_planned(draft, reply))
+
+    def _fresh(self) -> Snapshot:
+        if not self._leadership.is_leader():
+            raise PlanRefused(Reason.STALE_DATA, "this replica does not lead; the leader plans")
+        if not self._reader.synced():
+            raise PlanRefused(Reason.STALE_DATA, "the caches are not filled yet")
+        age = self._reader.age_seconds()
+        if age > self._max_age:
+            raise PlanRefused(Reason.STALE_DATA, f"a watch has not proved to be alive for {age:.0f} s")
+        return self._reader.snapshot()
+
+    def _held_back(self, job: Job, mode: str, snapshot: Snapshot, now: datetime) -> Permit:
+        """Windows and triggers: what settles this start without a plan. A dry run asks only the triggers."""
+        window = job.window(now) if mode == "Auto" else YES
+        if not window.ok:
+            return window
+        waiting = sum(1 for pod in snapshot.pods.values() if is_pending(pod))
+        if job.max_pending_pods is not None and waiting > job.max_pending_pods:
+            return Permit(
+                False,
+                Reason.TOO_MANY_PENDING,
+                f"{waiting} pods wait for devices, trigger.maxPendingPods is {job.max_pending_pods}",
+            )
+        if job.min_fragmentation:
+            mix = given_mix(job.rules.gain.expected_mix) if job.rules.gain.expected_mix else None
+            loss = score(snapshot, mix=mix).loss
+            if loss < job.min_fragmentation:
+                return Permit(
+                    False,
+                    Reason.BELOW_TRIGGER,
+                    f"fragmentation is {loss:.3f}, trigger.minFragmentation is {job.min_fragmentation:g}",
+                )
+        return YES
+
+    def _request(self, job: Job, snapshot: Snapshot, runs: Sequence[Run], now: datetime) -> PlanRequest:
+        history, last = moves_lately(runs, now)
+        return PlanRequest(
+            snapshot=snapshot,
+            policy=job.name,
+            strategy=job.strategy,
+            args=job.args,
+            rules=job.rules,
+            now=now,
+            history=history,
+            last_moved=last,
+            vendors=self._vendors,
+        )
+
+    def _record(self, run: Run, held: Permit = YES, *, phase: RunPhase = RunPhase.COMPLETED) -> Run:
+        if not held.ok:
+            run = replace(run, phase=phase, reason=str(held.reason or ""), message=held.detail, finished=run.created)
+        written = self._runs.create(run)
+        if written.outcome is Outcome.CONFLICT:
+            raise PlanRefused(Reason.SUPERSEDED, f"run {run.name} is recorded already")
+        if not written.ok:
+            raise PlanRefused(Reason.API_ERROR, f"the run could not be recorded: {written.message}")
+        run = replace(run, revision=written.revision or run.revision, uid=str(written.body.get("uid", "")) or run.uid)
+        status = self._runs.write_status(run)
+        if not status.ok:
+            self._hook("run.unrecorded", {"run": run.name, "outcome": str(status.outcome), "message": status.message})
+        self._hook(
+            "run.phase",
+            {
+                "run": run.name,
+                "policy": run.policy,
+                "phase": str(run.phase),
+                "reason": run.reason,
+                "message": run.message,
+            },
+        )
+        self._prune(run)
+        return run
+
+    def _prune(self, latest: Run) -> None:
+        """Keeps the last runs of a policy; those that had nothing to do only while they are recent."""
+        ended = [r for r in self._runs.list() if r.policy == latest.policy and r.ended and r.name != latest.name]
+        ended.sort(key=lambda r: (r.created.isoformat() if r.created else "", r.name), reverse=True)
+        moving = [r for r in ended if r.plan.get("moves")]
+        empty = [r for r in ended if not r.plan.get("moves")]
+        for old in moving[KEEP_WITH_MOVES - 1 :] + empty[KEEP_EMPTY - 1 :]:
+            self._runs.delete(old)
+
+
+def _planned(draft: Run, reply: PlanReply) -> Run:
+    run = replace(draft, plan=plan_to_json(reply), moves=tuple(RunMove(move.id) for move in reply.moves))
+    if not reply.moves:
+        why = reply.refused[0].detail if reply.stopped == "infeasible" and reply.refused else "nothing to gain"
+        reason = Reason.GOAL_UNREACHABLE if reply.stopped == "infeasible" else Reason.NO_GAIN
+        return replace(run, phase=RunPhase.COMPLETED, reason=str(reason), message=why, finished=draft.created)
+    gain = f"{len(reply.moves)} moves, L {reply.before.loss:.3f} to {reply.after.loss:.3f}"
+    if draft.mode == "Auto":
+        return replace(run, phase=RunPhase.RUNNING, started=draft.created, message=gain)
+    if draft.mode == "Approve":
+        return replace(run, phase=RunPhase.AWAITING_APPROVAL, message=f"{gain}; waits for approval")
+    return replace(run, phase=RunPhase.PLANNED, message=f"dry run: {gain}", finished=draft.created)
+
+
+def run_name(policy: str, at: datetime) -> str:
+    """At most 50 characters: placements and labels are named after it."""
+    stem = re.sub(r"[^a-z0-9-]+", "-", policy.lower()).strip("-")[:36].rstrip("-") or "policy"
+    return f"{stem}-{at:%y%m%d-%H%M%S}"
+
+
+def is_pending(pod: Pod) -> bool:
+    """Waits for devices (not for a gate that we hold, not on its way out)."""
+    return bool(pod.requests) and not pod.node and pod.phase == "Pending" and not pod.deleting and not pod.gates
+
+
+def moves_lately(runs: Sequence[Run], now: datetime) -> tuple[dict[str, int], dict[str, datetime]]:
+    """Moves of the last 24 h per workload, and when each workload's latest move ended (for the cooldown)."""
+    count: dict[str, int] = {}
+    last: dict[str, datetime] = {}
+    for run in runs:
+        plan = moves_of(run)
+        for state in run.moves:
+            move = plan.get(state.id)
+            if move is None or state.started is None or not state.placement:
+                continue
+            workload = move.workload or move.pod
+            if now - state.started < DAY:
+                count[workload] = count.get(workload, 0) + 1
+            ended = state.finished or state.started
+            if workload not in last or last[workload] < ended:
+                last[workload] = ended
+    return count, last
