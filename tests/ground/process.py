@@ -69,6 +69,11 @@ class Process:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
 
+    def send(self, sig: int) -> None:
+        """Sends a signal and does not wait."""
+        if self._child is not None and self._child.poll() is None:
+            self._child.send_signal(sig)
+
     def terminate(self, *, wait: float = 20) -> int | None:
         """SIGTERM; returns the exit code (None: it had to be killed, or never ran)."""
         child = self._child

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -136,3 +137,48 @@ def test_restarted_hami_forgets_terminating_pods(cluster: Cluster) -> None:
     cluster.wait_known("n0")
 
     assert cluster.plane.hami("/ground/books")[1] == {}
+
+
+def test_fault_proxy_breaks_single_requests(cluster: Cluster) -> None:
+    from tests.ground.api import Api
+    from tests.ground.faultproxy import FaultProxy
+
+    with FaultProxy(cluster.plane) as proxy:
+        client = Api(proxy.url, "ground-admin", str(cluster.plane.ca.path), timeout=2)
+        proxy.fail("GET", "/pods$", status=429, headers={"Retry-After": "1"}, times=1)
+        proxy.fail("POST", "/configmaps$", lose_answer=True, times=1)
+
+        assert client.request("GET", "/api/v1/pods")[0] == 429
+        assert client.request("GET", "/api/v1/pods")[0] == 200
+        client.request("POST", "/api/v1/namespaces/default/configmaps", {"metadata": {"name": "lost"}})
+        assert cluster.api.find("/api/v1/namespaces/default/configmaps/lost"), "the server did it all the same"
+
+        stop = threading.Event()
+        seen = []
+        for event in client.watch("/api/v1/nodes", stop):
+            seen.append(event["type"])
+            if len(seen) == 1:
+                cluster.add_node("n0", 1)
+            else:
+                stop.set()
+        assert seen[:2] == ["SYNC", "ADDED"]
+
+        proxy.cut()
+        assert client.request("GET", "/api/v1/pods")[0] == 0
+        proxy.heal()
+        assert client.request("GET", "/api/v1/pods")[0] == 200
+    cluster.api.delete("/api/v1/namespaces/default/configmaps/lost")
+
+
+def test_balancer_turns_to_the_replica_that_lives(cluster: Cluster) -> None:
+    from tests.ground.api import Api
+    from tests.ground.balancer import Balancer
+    from tests.ground.process import free_port
+
+    with Balancer([free_port(), cluster.plane.ports["api"]]) as balancer:
+        client = Api(f"https://127.0.0.1:{balancer.port}", "ground-admin", str(cluster.plane.ca.path), timeout=1)
+        for _ in range(3):
+            assert client.request("GET", "/api/v1/namespaces/default")[0] == 200
+            balancer.drop()
+        balancer.break_with("hang")
+        assert client.request("GET", "/api/v1/namespaces/default")[0] == 0
