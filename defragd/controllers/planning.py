@@ -1,9 +1,9 @@
 """Plans one policy and records the run: is the data good, is there cause, what would be moved, who lets it go.
 
 The planner itself runs in a child process. A scheduled start gives the run its name, so the same start cannot be
-recorded twice, whatever restarts or leader changes come between. What stands in the way for a moment (no data yet, another run
-under way) is raised as `PlanRefused`, so that the caller may try again within the start's deadline; what settles the
-start (nothing to do, too many pending pods, a closed window) is a run record that says so.
+recorded twice, whatever restarts or leader changes come between. What stands in the way for a moment (no data yet,
+another run under way) is raised as `PlanRefused`, so that the caller may try again within the start's deadline; what
+settles the start (nothing to do, too many pending pods, a closed window) is a run record that says so.
 """
 
 from __future__ import annotations
