@@ -162,6 +162,8 @@ class Device:
     mode: str = ""
     healthy: bool = True
     cordoned: bool = False
+    registered: bool = True
+    """HAMi's scheduler knows it; False once the device plugin is gone (allocatable 0) though the annotation is left."""
     distrusted: str = ""
     """Why the books on this device are not believed (duplicate UUID, metrics differ, ...); "" = trusted."""
     mig_profiles: tuple[MigProfile, ...] = ()
@@ -170,7 +172,7 @@ class Device:
     @property
     def usable(self) -> bool:
         """May receive a pod at all: healthy, not cordoned, trusted."""
-        return self.healthy and not self.cordoned and not self.distrusted
+        return self.healthy and self.registered and not self.cordoned and not self.distrusted
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +316,8 @@ class Pod:
     shrunk: bool = False
     """HAMi's own books count only the app slots by now (never with a sidecar)."""
     has_init: bool = False
+    init_count: int = 0
+    """Number of init containers, whether they ask for devices or not."""
     requests: tuple[DeviceRequest, ...] = ()
     allocations: tuple[Allocation, ...] = ()
     mig: tuple[MigReservation, ...] = ()

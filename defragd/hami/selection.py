@@ -31,6 +31,12 @@ def weights(text: str | None) -> tuple[tuple[int, int, int] | None, str]:
     return found, ""
 
 
+def _raw(annotations: Mapping[str, str], key: str) -> str:
+    """The value as HAMi compares it; present but empty is a value that equals nothing, not an absent one."""
+    value = annotations.get(key)
+    return "" if value is None else value or " "
+
+
 def select(annotations: Mapping[str, str], facts: Vendor) -> Selection:
     """The selection that applies to requests of one vendor."""
     ours = PINNED in annotations
@@ -47,10 +53,10 @@ def select(annotations: Mapping[str, str], facts: Vendor) -> Selection:
         nouse_uuids=nouse,
         use_types=tuple(t for key in facts.use_type_keys for t in members(annotations.get(key))),
         nouse_types=tuple(t for key in facts.nouse_type_keys for t in members(annotations.get(key))),
-        mode=annotations.get(VGPU_MODE, "") if facts.mig else "",
+        mode=_raw(annotations, VGPU_MODE) if facts.mig else "",
         numa_bind=facts.numa_bind and go_bool(annotations.get(NUMA_BIND, "")) is True,
-        node_policy=annotations.get(NODE_POLICY, ""),
-        device_policy=annotations.get(DEVICE_POLICY, ""),
+        node_policy=_raw(annotations, NODE_POLICY),
+        device_policy=_raw(annotations, DEVICE_POLICY),
         weights=weight,
         pinned_by_us=ours,
         pin_uuids=use if ours else None,

@@ -34,11 +34,13 @@ from defragd.hami.quantity import whole
 from defragd.hami.scheduling import node_resources
 from defragd.hami.selection import members
 from defragd.hami.vendors import backends, managed_resources
+from defragd.hami.version import version_of
 
 UNREADABLE_REGISTER = "UnreadableRegister"
 UNKNOWN_REGISTER = "UnknownDeviceType"
 MODEL_WITHOUT_WORD = "ModelWithoutVendorWord"
 DUPLICATE_UUID = "DuplicateDevice"
+OLD_REGISTER = "RegisterOfOldPlugin"
 
 _KEEP_PREFIX = ("defragd.io/", "scheduling.hami.placement.com/")
 _KEEP = frozenset({VNPU_CORE_NODE, METAX_LOSSES, METAX_SCORES})
@@ -80,14 +82,25 @@ def _from_register(text: str, node: str, backend: Backend) -> tuple[Device, ...]
     return tuple(devices)
 
 
-def _gone(backend: Backend, amounts: Mapping[str, Any], annotations: Mapping[str, str]) -> bool:
-    """HAMi takes the devices away while the count resource is 0; an absent one counts once HAMi has asked in vain."""
+def _plugin_gone(
+    backend: Backend, amounts: Mapping[str, Any], annotations: Mapping[str, str], devices: tuple[Device, ...]
+) -> tuple[Device, ...]:
+    """HAMi drops the devices when the count resource is 0 (or missing) and it has asked the plugin in vain; before it
+    has asked, it still takes them for good, and we do not."""
     if not backend.health:
-        return False
+        return devices
     count = amounts.get(backend.health)
-    if count is None:
-        return bool(backend.handshake) and "Requesting" in annotations.get(backend.handshake, "")
-    return whole(count) == 0
+    asked = bool(backend.handshake) and "Requesting" in annotations.get(backend.handshake, "")
+    if asked and not whole(count):
+        return tuple(replace(d, registered=False) for d in devices)
+    if count is not None and not whole(count):
+        return tuple(replace(d, distrusted=f"no device plugin: allocatable {backend.health} is 0") for d in devices)
+    return devices
+
+
+def _unread(backend: Backend, text: str, config: HamiConfig) -> bool:
+    """The form of the annotation is one that this HAMi version does not read (NVIDIA: text up to 2.7, JSON after)."""
+    return backend.form == "either" and not text.lstrip().startswith("[") and version_of(config.version) >= (2, 8)
 
 
 def _inventory(
@@ -110,8 +123,16 @@ def _inventory(
         except CodecError as error:
             problems.append(Problem(f"Node/{name}", UNREADABLE_REGISTER, f"{error}; its devices are left out"))
             continue
-        if _gone(backend, amounts, annotations):
-            found = tuple(replace(d, healthy=False, distrusted="plugin gone") for d in found)
+        found = _plugin_gone(backend, amounts, annotations, found)
+        if backend.register and _unread(backend, annotations[backend.register], config):
+            found = tuple(replace(d, registered=False) for d in found)
+            problems.append(
+                Problem(
+                    f"Node/{name}",
+                    OLD_REGISTER,
+                    f"{backend.register} has the form of HAMi 2.7 or older; HAMi {config.version} does not read it",
+                )
+            )
         base = len(devices)
         for device in found:
             problem = _doubt(device, backend)

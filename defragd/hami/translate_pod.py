@@ -228,6 +228,7 @@ def translate_pod(obj: Any, config: HamiConfig, *, claims: Mapping[str, Volume] 
         init_done=done,
         shrunk=shrunk,
         has_init=bool(inits),
+        init_count=len(inits),
         requests=requests,
         allocations=allocations,
         mig=mig,

@@ -1,0 +1,335 @@
+"""Would HAMi place this pod on this node, on which devices, and if not, why not (in HAMi's own words)?
+
+Replays HAMi's filter for one node: init containers each on a fresh copy of the node's use, app containers one after
+another on one working copy. Vendors differ by facts only (`core.vendor.Vendor`). `choose_node` compares nodes as HAMi
+does. What cannot be predicted is refused with the reason Unjudged, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from defragd.core import fit_checks as checks
+from defragd.core.fit_families import FAMILIES, node_bonus
+from defragd.core.fit_state import Order, Pick, Spot, Task, arrange, f32, node_score, rate, spots_of, to_allocations
+from defragd.core.model import Allocation, Device, DeviceRequest, Node, Pod, Selection
+from defragd.core.reasons import Reason
+from defragd.core.snapshot import Snapshot, collapse
+from defragd.core.vendor import Vendor
+
+
+@dataclass(frozen=True, slots=True)
+class FitConfig:
+    """``as_hami``: predict HAMi exactly, with its own books (not the true use), without our holds, and believing
+    devices that we distrust. ``obey_pin``: our own pin and steering on the pod count (they are there for HAMi)."""
+
+    node_policy: str = "binpack"
+    device_policy: str = "spread"
+    as_hami: bool = False
+    obey_pin: bool = False
+    holds: bool = True
+    soft_slicing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MigPick:
+    """A MIG instance that HAMi would reserve. ``container`` counts all init containers first."""
+
+    uuid: str
+    profile: str
+    start: int
+    size: int
+    container: int
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The answer for one node. ``text`` is HAMi's reason text, ``score`` its node score (float32 value)."""
+
+    ok: bool
+    reason: Reason | None = None
+    text: str = ""
+    allocations: tuple[Allocation, ...] = ()
+    score: float = 0.0
+    mig: tuple[MigPick, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The node HAMi takes: any of ``tied``. ``fits`` has the answer for every node asked."""
+
+    tied: tuple[str, ...]
+    fits: Mapping[str, Fit]
+
+
+DEFAULT = FitConfig()
+_NO_WEIGHTS = (1, 1, 1)
+
+# HAMi's word -> ours; the check that came last says most about how near the pod was to fitting
+_REASONS: tuple[tuple[str, Reason], ...] = (
+    (checks.RULE, Reason.NODE_UNFIT),
+    (checks.MIG, Reason.DEVICE_FULL),
+    (checks.FULL, Reason.DEVICE_FULL),
+    (checks.CORE, Reason.DEVICE_FULL),
+    (checks.MEMORY, Reason.DEVICE_FULL),
+    (checks.QUOTA, Reason.QUOTA_EXCEEDED),
+    (checks.EXCLUSIVE, Reason.DEVICE_FULL),
+    (checks.SLOTS, Reason.DEVICE_FULL),
+    (checks.TOO_FEW, Reason.DEVICE_FULL),
+    (checks.NUMA, Reason.NODE_UNFIT),
+    (checks.TYPE, Reason.DEVICE_TYPE),
+    (checks.CORDONED, Reason.DEVICE_CORDONED),
+    (checks.NOT_HEALTHY, Reason.DEVICE_UNHEALTHY),
+    (checks.MODE, Reason.DEVICE_TYPE),
+    (checks.NODE_TOO_FEW, Reason.DEVICE_COUNT),
+    (checks.UUID, Reason.DEVICE_TYPE),
+)
+
+
+def reason_of(text: str) -> Reason:
+    """Our reason for a reason text of HAMi."""
+    return next((ours for word, ours in _REASONS if word in text), Reason.NO_PLACE)
+
+
+def _weights(selection: Selection) -> tuple[int, int, int]:
+    return selection.weights or _NO_WEIGHTS
+
+
+def _quota(snapshot: Snapshot, pod: Pod, word: str, without: frozenset[str]) -> tuple[int | None, int | None, int, int]:
+    """(memory limit, core limit, memory used, cores used). With several quotas HAMi obeys the one it read last."""
+    memory = cores = None
+    for quota in snapshot.quotas:
+        if quota.namespace == pod.namespace and quota.vendor == word:
+            memory = quota.memory_mib if quota.memory_mib is not None else memory
+            cores = quota.cores if quota.cores is not None else cores
+    if memory is None and cores is None:
+        return None, None, 0, 0
+    used_memory = used_cores = 0
+    for other in snapshot.pods.values():
+        if other.namespace != pod.namespace or not other.live or not other.booked_node or other.key in without:
+            continue
+        mine = [a for a in other.allocations if a.vendor == word]
+        for _slots, mib, core in collapse(mine, init_done=other.init_done).values():
+            used_memory += mib
+            used_cores += core
+    return memory, cores, used_memory, used_cores
+
+
+def _eligible(spots: list[Spot], word: str) -> list[Spot]:
+    """HAMi offers a backend every device whose model contains the backend's word, in any letter case."""
+    wanted = word.lower()
+    return [spot for spot in spots if wanted in spot.device.model.lower()]
+
+
+@dataclass(slots=True)
+class _Stage:
+    """One run of HAMi's per-container loop on one working copy."""
+
+    snapshot: Snapshot
+    pod: Pod
+    node: Node
+    vendors: Mapping[str, Vendor]
+    config: FitConfig
+    pin: frozenset[str] | None
+    without: frozenset[str]
+    spots: list[Spot]
+    done: dict[str, list[list[Pick]]]
+
+    def container(self, requests: list[DeviceRequest]) -> tuple[list[tuple[DeviceRequest, list[Pick]]], str]:
+        """Picks for one container, or the reason text."""
+        first = self.pod.selection
+        rate(self.spots, requests, _weights(first))
+        order = Order.of(first.device_policy or self.config.device_policy)
+        out: list[tuple[DeviceRequest, list[Pick]]] = []
+        for request in requests:
+            facts = self.vendors[request.vendor]
+            selection = self.pod.selections.get(request.vendor, first)
+            arrange(self.spots, order, selection.numa_bind)
+            eligible = _eligible(self.spots, request.vendor)
+            if request.count > len(eligible) and not self._mig_request(facts, selection, eligible):
+                return [], checks.NODE_TOO_FEW
+            slots = self.done.setdefault(request.vendor, [])
+            task = Task(
+                pod=self.pod,
+                node=self.node,
+                facts=facts,
+                request=request,
+                selection=selection,
+                order=order,
+                pin=self.pin,
+                obey_pin=self.config.obey_pin,
+                slots=slots,
+                quota=_quota(self.snapshot, self.pod, request.vendor, self.without)
+                if facts.quota
+                else (None, None, 0, 0),
+                soft_slicing=self.config.soft_slicing,
+            )
+            picks, reasons = FAMILIES[facts.family](task, eligible)
+            if not picks:
+                return [], checks.text_of(reasons, len(eligible)) if isinstance(reasons, Counter) else reasons
+            for pick in picks:
+                pick.spot.add(pick.memory_mib, pick.cores)
+                if pick.mig:
+                    pick.spot.taken.append((pick.mig[1], pick.mig[2]))
+            slots.append(picks)
+            out.append((request, picks))
+        return out, ""
+
+    @staticmethod
+    def _mig_request(facts: Vendor, selection: Selection, eligible: list[Spot]) -> bool:
+        if not facts.mig or (selection.mode and "mig" not in selection.mode):
+            return False
+        return any(s.device.mode == "mig" for s in eligible)
+
+
+def _by_container(requests: Iterable[DeviceRequest], *, init: bool) -> list[list[DeviceRequest]]:
+    found: dict[int, list[DeviceRequest]] = {}
+    for request in requests:
+        if request.init == init:
+            found.setdefault(request.container, []).append(request)
+    return [found[number] for number in sorted(found)]
+
+
+def _refuse(text: str, reason: Reason | None = None) -> Fit:
+    return Fit(ok=False, reason=reason or reason_of(text), text=text)
+
+
+def _unusable(
+    snapshot: Snapshot, pod: Pod, node_name: str, vendors: Mapping[str, Vendor], config: FitConfig
+) -> Fit | None:
+    """What refuses the pod before any device is looked at."""
+    node = snapshot.nodes.get(node_name)
+    if node is None or not any(d.registered for d in node.devices):
+        return _refuse(checks.UNREGISTERED, Reason.NODE_UNKNOWN)
+    if pod.selection.invalid:
+        return _refuse(pod.selection.invalid, Reason.MALFORMED_ANNOTATION)
+    unknown = sorted({r.vendor for r in pod.requests if r.vendor not in vendors})
+    if unknown:
+        return _refuse(f"devices of {', '.join(unknown)}: backend unknown", Reason.UNJUDGED)
+    if pod.problem and not config.as_hami:
+        return _refuse(pod.problem, Reason.UNREADABLE_ALLOCATION)
+    return None
+
+
+def fit_pod(
+    snapshot: Snapshot,
+    pod: Pod,
+    node: str,
+    *,
+    vendors: Mapping[str, Vendor],
+    devices: tuple[str, ...] | None = None,
+    without: frozenset[str] = frozenset(),
+    config: FitConfig = DEFAULT,
+) -> Fit:
+    """HAMi's answer for ``pod`` offered only ``node``. A pod that asks nothing of HAMi fits everywhere.
+
+    ``devices``: an exact pin; the pod must end up on all of them and nothing else, its own wishes still apply.
+    ``without``: pods ("ns/name") and holds ("hold:NAME") to leave out. An unbound pod never counts against itself; a
+    bound one does (the question is then about its replacement) unless it is in ``without``.
+    """
+    if not pod.requests:
+        return Fit(ok=True)
+    refused = _unusable(snapshot, pod, node, vendors, config)
+    if refused is not None:
+        return refused
+    here = snapshot.nodes[node]
+    if not pod.node:
+        without = without | {pod.key}
+    if not config.as_hami:
+        here = _trusted(here, devices)
+        doubt = next((d for d in here.devices if devices and d.uuid in devices and d.distrusted), None)
+        if doubt is not None:
+            return _refuse(f"device {doubt.uuid}: {doubt.distrusted}", Reason.DEVICE_DISTRUSTED)
+    base = spots_of(
+        snapshot, here, vendors, without=without, as_hami=config.as_hami, holds=config.holds and not config.as_hami
+    )
+    pin = frozenset(devices) if devices is not None else None
+
+    def stage() -> _Stage:
+        return _Stage(snapshot, pod, here, vendors, config, pin, without, [s.copy() for s in base], {})
+
+    picks: list[tuple[DeviceRequest, list[Pick]]] = []
+    for requests in _by_container(pod.requests, init=True):
+        found, text = stage().container(requests)
+        if text:
+            return _refuse(text)
+        picks += found
+    app = stage()
+    score = node_score(app.spots)
+    for requests in _by_container(pod.requests, init=False):
+        found, text = app.container(requests)
+        if text:
+            return _refuse(text)
+        picks += found
+    allocations = to_allocations(picks, pod.init_count)
+    if pin is not None and {a.uuid for a in allocations} != pin:
+        used = ", ".join(dict.fromkeys(a.uuid for a in allocations))
+        return _refuse(f"HAMi would use {used} of the {len(pin)} devices named", Reason.DEVICE_COUNT)
+    if not config.as_hami:
+        over = _sidecars_overbook(pod, base, allocations)
+        if over:
+            return _refuse(over, Reason.DEVICE_FULL)
+    score = f32(score + node_bonus(here, pod, picks, base, vendors, pod.selection.node_policy or config.node_policy))
+    return Fit(ok=True, allocations=allocations, score=float(score), mig=_mig(picks))
+
+
+def _trusted(node: Node, wanted: tuple[str, ...] | None) -> Node:
+    """Devices whose books are not believed offer nothing (named ones stay, to be refused by name)."""
+    if all(not d.distrusted for d in node.devices):
+        return node
+
+    def judge(device: Device) -> Device:
+        keep = not device.distrusted or (wanted is not None and device.uuid in wanted)
+        return device if keep else replace(device, healthy=False)
+
+    return replace(node, devices=tuple(judge(d) for d in node.devices))
+
+
+def _sidecars_overbook(pod: Pod, base: list[Spot], allocations: tuple[Allocation, ...]) -> str:
+    """HAMi does not add a sidecar's devices to those of the app containers; together they must still fit."""
+    if not any(r.sidecar for r in pod.requests):
+        return ""
+    spots = {s.device.uuid: s for s in base}
+    for uuid, (slots, memory, cores) in collapse(allocations).items():
+        spot = spots[uuid]
+        if (
+            spot.used + slots > spot.device.slots
+            or spot.memory_mib + memory > spot.device.memory_mib
+            or spot.cores + cores > spot.device.cores
+        ):
+            return f"device {uuid}: the pod's sidecar and its other containers do not fit together"
+    return ""
+
+
+def _mig(picks: Iterable[tuple[DeviceRequest, list[Pick]]]) -> tuple[MigPick, ...]:
+    return tuple(
+        MigPick(pick.spot.device.uuid, pick.mig[0], pick.mig[1], pick.mig[2], request.container, number)
+        for request, chosen in picks
+        for number, pick in enumerate(chosen)
+        if pick.mig
+    )
+
+
+def choose_node(
+    snapshot: Snapshot,
+    pod: Pod,
+    nodes: Iterable[str],
+    *,
+    vendors: Mapping[str, Vendor],
+    without: frozenset[str] = frozenset(),
+    config: FitConfig = DEFAULT,
+) -> Choice:
+    """Which of ``nodes`` HAMi takes: spread = the emptiest, anything else (binpack) = the fullest. Nodes with equal
+    scores may come out in any order, so all of them are in ``tied``."""
+    fits = {name: fit_pod(snapshot, pod, name, vendors=vendors, without=without, config=config) for name in nodes}
+    good = {name: np.float32(fit.score) for name, fit in fits.items() if fit.ok}
+    if not good:
+        return Choice((), fits)
+    policy = pod.selection.node_policy or config.node_policy
+    best = min(good.values()) if policy == "spread" else max(good.values())
+    return Choice(tuple(name for name, score in good.items() if score == best), fits)

@@ -1,0 +1,246 @@
+"""The working state of one node while HAMi's fit is replayed: what is used on each device, and in what order HAMi tries
+the devices. Scores are float32, because equal scores decide which device is tried first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from defragd.core.model import Allocation, Device, DeviceRequest, MigReservation, Node, Pod, Selection
+from defragd.core.snapshot import Snapshot
+from defragd.core.vendor import Vendor
+
+f32 = np.float32
+TEN = f32(10)
+CHAIN_KEYS = ("binpack", "spread", "numa")
+
+
+@dataclass(slots=True)
+class Spot:
+    """One device of the node in the working copy."""
+
+    device: Device
+    used: int = 0
+    memory_mib: int = 0
+    cores: int = 0
+    healthy: bool = True
+    score: np.float32 = field(default_factory=lambda: f32(0))
+    taken: list[tuple[int, int]] = field(default_factory=list)
+    """(start, size) of MIG instances on the device."""
+    wishes: frozenset[str] = frozenset()
+    """Quality-of-service words of the pods on it, for backends that keep a device to one."""
+
+    def copy(self) -> Spot:
+        return Spot(
+            self.device, self.used, self.memory_mib, self.cores, self.healthy, self.score, list(self.taken), self.wishes
+        )
+
+    def add(self, memory_mib: int, cores: int, slots: int = 1) -> None:
+        self.used += slots
+        self.memory_mib += memory_mib
+        self.cores += cores
+
+
+def hami_collapse(pod: Pod) -> dict[str, tuple[int, int, int]]:
+    """{uuid: (slots, MiB, cores)} by HAMi's own books: init slots are told by their position among the packed slots."""
+    out: dict[str, tuple[int, int, int]] = {}
+    for uuid in pod.devices:
+        app = [a for a in pod.allocations if a.uuid == uuid and not a.hami_init]
+        init = [a for a in pod.allocations if a.uuid == uuid and a.hami_init]
+        if pod.shrunk:
+            if not app:
+                continue
+            init = []
+        out[uuid] = (
+            max(len(app), 1),
+            max([sum(a.memory_mib for a in app), *(a.memory_mib for a in init)]),
+            max([sum(a.cores for a in app), *(a.cores for a in init)]),
+        )
+    return out
+
+
+def spots_of(
+    snapshot: Snapshot,
+    node: Node,
+    vendors: Mapping[str, Vendor],
+    *,
+    without: frozenset[str],
+    as_hami: bool,
+    holds: bool,
+) -> list[Spot]:
+    """The node's devices with their present use, in HAMi's initial order."""
+    spots = [Spot(device=d, healthy=d.healthy) for d in node.devices if d.registered]
+    by_uuid = {spot.device.uuid: spot for spot in spots}
+    if as_hami:
+        for pod in snapshot.booked_on.get(node.name, ()):
+            if pod.key in without:
+                continue
+            for uuid, (slots, memory, cores) in hami_collapse(pod).items():
+                if uuid in by_uuid:
+                    by_uuid[uuid].add(memory, cores, slots)
+    else:
+        for uuid, use in snapshot.usage(node.name, without=without, holds=holds).items():
+            if uuid in by_uuid:
+                by_uuid[uuid].add(use.memory_mib, use.cores, use.slots)
+    if any(vendors[w].mig for w in {d.vendor for d in node.devices} if w in vendors):
+        _reserve(snapshot, node, by_uuid, without)
+    return spots
+
+
+def _reserve(snapshot: Snapshot, node: Node, by_uuid: Mapping[str, Spot], without: frozenset[str]) -> None:
+    """MIG instances in use. HAMi calls a device unhealthy when its reservations contradict the pods on it."""
+    for pod in snapshot.booked_on.get(node.name, ()):
+        if pod.key in without:
+            continue
+        reserved = {entry.uuid for entry in pod.mig}
+        for allocation in pod.allocations:
+            spot = by_uuid.get(allocation.uuid)
+            if spot is not None and spot.device.mode == "mig" and allocation.uuid not in reserved:
+                spot.healthy = False
+        for entry in pod.mig:
+            _mark(entry, by_uuid)
+
+
+def _mark(entry: MigReservation, by_uuid: Mapping[str, Spot]) -> None:
+    spot = by_uuid.get(entry.uuid)
+    if spot is None:
+        for other in by_uuid.values():
+            if other.device.mode == "mig":
+                other.healthy = False
+    elif spot.device.mode != "mig":
+        spot.healthy = False
+    else:
+        spot.taken.append((entry.start, entry.size))
+
+
+def node_score(spots: Sequence[Spot]) -> np.float32:
+    """How full the node is before the pod comes: 10 * (slots + cores + memory), each as a share of its total."""
+    slots, cores, memory = (
+        sum(s.device.slots for s in spots),
+        sum(s.device.cores for s in spots),
+        sum(s.device.memory_mib for s in spots),
+    )
+    if not slots or not cores or not memory:
+        return f32(0)
+    return TEN * (
+        f32(sum(s.used for s in spots)) / f32(slots)
+        + f32(sum(s.cores for s in spots)) / f32(cores)
+        + f32(sum(s.memory_mib for s in spots)) / f32(memory)
+    )
+
+
+def rate(spots: Iterable[Spot], requests: Iterable[DeviceRequest], weights: tuple[int, int, int]) -> None:
+    """Score every device for one container. The container's own demand counts only on devices whose model is exactly
+    the vendor word (so never for NVIDIA)."""
+    asked = {r.vendor: r for r in requests}
+    w_slot, w_core, w_memory = (f32(w) for w in weights)
+    for spot in spots:
+        device = spot.device
+        if not device.slots or not device.cores or not device.memory_mib:
+            spot.score = f32(0)
+            continue
+        own = asked.get(device.model)
+        count, core, memory = (own.count, own.cores, own.memory_on(device)) if own else (0, 0, 0)
+        spot.score = TEN * (
+            w_slot * (f32(count + spot.used) / f32(device.slots))
+            + w_core * (f32(core + spot.cores) / f32(device.cores))
+            + w_memory * (f32(memory + spot.memory_mib) / f32(device.memory_mib))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A device policy, taken apart once: ``keys`` for chains, ``kind`` for single words."""
+
+    kind: str
+    keys: tuple[str, ...] = ()
+    mutex: bool = False
+    topology: bool = False
+
+    @classmethod
+    def of(cls, policy: str) -> Order:
+        """By HAMi's reading: a comma (or the word numa) makes a chain, whose members are trimmed; a single word is
+        taken raw; what is unknown means spread."""
+        if "," in policy or policy == "numa":
+            words = [word.strip() for word in policy.split(",")]
+            keys = tuple(dict.fromkeys(word for word in words if word in CHAIN_KEYS)) or ("spread",)
+            return cls("chain", keys, "mutex" in words, "topology-aware" in words)
+        return cls(policy, (), policy == "mutex", policy == "topology-aware")
+
+
+def arrange(spots: list[Spot], order: Order, numa_bind: bool) -> None:
+    """Sort in place; HAMi then tries the devices from the end of the list to its beginning."""
+    if order.kind == "chain":
+        keys = order.keys
+        if numa_bind:
+            keys = ("numa", *(k for k in keys if k != "numa"))
+
+        def by_chain(spot: Spot) -> tuple[float, ...]:
+            values = {"binpack": float(spot.score), "spread": -float(spot.score), "numa": float(spot.device.numa)}
+            return (*(values[k] for k in keys), float(spot.device.index))
+
+        spots.sort(key=by_chain)
+    elif numa_bind and order.kind == "binpack":
+        spots.sort(key=lambda s: (-s.device.numa, float(s.score)))
+    elif numa_bind:
+        spots.sort(key=lambda s: (s.device.numa, -float(s.score)))
+    elif order.kind == "binpack":
+        spots.sort(key=lambda s: (float(s.score), s.device.numa))
+    elif order.kind == "mutex":
+        spots.sort(key=lambda s: (-s.used, s.device.numa))
+    else:
+        spots.sort(key=lambda s: (-float(s.score), s.device.numa))
+
+
+@dataclass(slots=True)
+class Pick:
+    """One device given to one container."""
+
+    spot: Spot
+    memory_mib: int
+    cores: int
+    mig: tuple[str, int, int] | None = None
+    """(profile, start, size)."""
+
+
+@dataclass(slots=True)
+class Task:
+    """What one container's search needs to know beside the devices."""
+
+    pod: Pod
+    node: Node
+    facts: Vendor
+    request: DeviceRequest
+    selection: Selection
+    order: Order
+    pin: frozenset[str] | None
+    obey_pin: bool
+    slots: list[list[Pick]]
+    """Picks of this stage's earlier containers, one list per container with a request of this vendor."""
+    quota: tuple[int | None, int | None, int, int]
+    """(memory limit, core limit, memory used, cores used) in the namespace, without this pod."""
+    soft_slicing: bool = False
+
+
+def to_allocations(picks: Iterable[tuple[DeviceRequest, list[Pick]]], init_count: int) -> tuple[Allocation, ...]:
+    """Allocations in the order HAMi writes them, slots packed per vendor."""
+    out: list[Allocation] = []
+    slot: dict[str, int] = {}
+    for request, chosen in picks:
+        place = slot.get(request.vendor, 0)
+        slot[request.vendor] = place + 1
+        out += [
+            Allocation(
+                slot=place,
+                uuid=pick.spot.device.uuid,
+                memory_mib=pick.memory_mib,
+                cores=pick.cores,
+                vendor=request.vendor,
+                init=request.init and not request.sidecar,
+                hami_init=place < init_count,
+            )
+            for pick in chosen
+        ]
+    return tuple(out)

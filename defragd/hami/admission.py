@@ -1,0 +1,308 @@
+"""What HAMi's mutating webhook, and the API server behind it, make of a pod that is created (reference section 5).
+
+Works on the raw JSON object, because that is what a webhook gets and what a simulated API server stores.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from defragd.core.snapshot import Snapshot, collapse
+from defragd.hami.backend import pick
+from defragd.hami.config import AscendChip, HamiConfig
+from defragd.hami.keys import WEBHOOK_LABEL
+from defragd.hami.quantity import canonical, parse, whole
+from defragd.hami.requests import ContainerNeeds, resolve_container
+from defragd.hami.vendors import backends
+
+HOOK = 'admission webhook "vgpu.hami.io" denied the request: '
+SOFT_MODE = "hami-core"
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """The API server's answer to a pod that is refused."""
+
+    code: int
+    message: str
+
+
+class _Refused(Exception):
+    def __init__(self, code: int, message: str) -> None:
+        self.code, self.message = code, message
+        super().__init__(message)
+
+
+def _default_requests(container: dict[str, Any]) -> None:
+    """The API server's defaulting: a limit without a request becomes the request too."""
+    resources = container.get("resources")
+    if not isinstance(resources, dict):
+        return
+    for part in ("limits", "requests"):
+        if resources.get(part):
+            resources[part] = {name: canonical(value) for name, value in resources[part].items()}
+        else:
+            resources.pop(part, None)
+    if resources.get("limits"):
+        resources["requests"] = {**resources["limits"], **(resources.get("requests") or {})}
+
+
+def _containers(pod: Mapping[str, Any]) -> list[tuple[str, int, dict[str, Any]]]:
+    spec = pod["spec"]
+    return [
+        (part, place, container)
+        for part in ("initContainers", "containers")
+        for place, container in enumerate(spec.get(part) or ())
+    ]
+
+
+def _amounts(container: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    resources = container.get("resources") or {}
+    return resources.get("limits") or {}, resources.get("requests") or {}
+
+
+def _set_limit(container: dict[str, Any], name: str, value: int) -> None:
+    resources = container.setdefault("resources", {})
+    resources["limits"] = {**(resources.get("limits") or {}), name: canonical(value)}
+
+
+def _set_both(container: dict[str, Any], name: str, value: int) -> None:
+    _set_limit(container, name, value)
+    resources = container["resources"]
+    if name in (resources.get("requests") or {}):
+        resources["requests"] = {**resources["requests"], name: canonical(value)}
+
+
+def _nvidia(container: dict[str, Any], pod: dict[str, Any], config: HamiConfig) -> bool:
+    names = config.nvidia
+    limits, requests = _amounts(container)
+    percent = pick(limits, requests, names.percent)
+    if percent is not None:
+        number = whole(percent)
+        if number is None or not 0 <= number <= 100:
+            raise _Refused(
+                500,
+                f"{HOOK}invalid {names.percent} value {canonical(percent)} in container {container['name']}: "
+                "must be an integer between 0 and 100",
+            )
+    priority = whole(limits.get(names.priority)) if names.priority in limits else None
+    if priority is not None:
+        container.setdefault("env", []).append({"name": "CUDA_TASK_PRIORITY", "value": str(priority)})
+    if config.core_policy and config.core_policy != "default":
+        container.setdefault("env", []).append({"name": "GPU_CORE_UTILIZATION_POLICY", "value": config.core_policy})
+    asked = pick(limits, requests, names.count) is not None
+    if not asked and any(name in limits for name in (names.memory, names.percent, names.cores)):
+        _set_limit(container, names.count, config.default_count)
+        asked = True
+    if asked:
+        limits, requests = _amounts(container)
+        plain = pick(limits, requests, names.memory) is None and percent is None
+        if pick(limits, requests, names.cores) is None and (plain or whole(percent) == 100):
+            _set_limit(container, names.cores, 100)
+        if config.runtime_class and not pod["spec"].get("runtimeClassName"):
+            pod["spec"]["runtimeClassName"] = config.runtime_class
+    elif config.overwrite_env:
+        container.setdefault("env", []).append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"})
+    return asked
+
+
+def _ascend(container: dict[str, Any], pod: dict[str, Any], chip: AscendChip, config: HamiConfig) -> bool:
+    del config
+    names = chip.names
+    limits, requests = _amounts(container)
+    count = whole(pick(limits, requests, names.count))
+    if pick(limits, requests, names.count) is None or count is None:
+        return False
+    annotations = pod["metadata"].get("annotations") or {}
+    if annotations.get("huawei.com/vnpu-mode") == SOFT_MODE:
+        return True
+    if chip.super_pod:
+        if count == 1:
+            _set_both(container, names.count, 2)
+            count = 2
+        elif count % 2:
+            raise _Refused(500, f"{HOOK}{names.count} {count} is invalid: must be even")
+    cores = whole(pick(limits, requests, names.cores))
+    if cores:
+        raise _Refused(500, f"{HOOK}{names.cores} is only supported in hami-core (soft split) mode")
+    memory = whole(pick(limits, requests, names.memory))
+    if memory is None:
+        _set_both(container, names.memory, chip.allocatable_mib)
+        return True
+    rounded = next((t.memory_mib for t in chip.templates if t.memory_mib >= memory), None)
+    if count > 1 or rounded is None:
+        if memory > chip.capacity_mib or (count > 1 and memory != chip.allocatable_mib):
+            raise _Refused(500, f"{HOOK}{names.memory} {memory} is invalid")
+        rounded = chip.allocatable_mib
+    _set_both(container, names.memory, rounded)
+    return True
+
+
+def _mthreads(container: dict[str, Any], pod: dict[str, Any], config: HamiConfig) -> bool:
+    names = config.mthreads
+    limits, requests = _amounts(container)
+    count = whole(pick(limits, requests, names.count))
+    if count is None:
+        return False
+    per_device = config.mthreads_memory_per_device[0]
+    if count > 1:
+        _set_limit(container, names.cores, 16 * count)
+        _set_limit(container, names.memory, per_device * count)
+        annotations = pod["metadata"].setdefault("annotations", {})
+        annotations["mthreads.com/request-gpu-num"] = str(count)
+        return True
+    memory = pick(limits, requests, names.memory)
+    if memory is None:
+        _set_limit(container, names.cores, 16)
+        _set_limit(container, names.memory, per_device)
+    elif whole(memory) not in (2, 4, 8, 16, 32, 64, 96):
+        raise _Refused(500, f"{HOOK}{names.memory} {canonical(memory)} is invalid")
+    return True
+
+
+def _mutate(container: dict[str, Any], pod: dict[str, Any], config: HamiConfig) -> bool:
+    """All backends on one container; whether any of them is asked."""
+    found = _nvidia(container, pod, config)
+    for chip in config.ascend:
+        found = _ascend(container, pod, chip, config) or found
+    for card in config.iluvatar:
+        limits, requests = _amounts(container)
+        count = whole(pick(limits, requests, card.names.count))
+        if count is not None:
+            found = True
+            container.setdefault("env", []).append({"name": "SOL_CONTINER_NAME", "value": container["name"]})
+            if count > 1:
+                _set_limit(container, card.names.cores, 100 * count)
+    found = _mthreads(container, pod, config) or found
+    for word in ("DCU", "MLU", "Metax-GPU", "Metax-SGPU", "kunlun", "XPU", "GCU", "Enflame", "AMD", "AWSNeuron"):
+        found = _asked(container, backends(config)[word].names.count) or found
+    for word in ("Vastai", "Biren"):
+        found = _asked(container, backends(config)[word].names.count) or found
+    return found
+
+
+def _asked(container: Mapping[str, Any], name: str) -> bool:
+    limits, requests = _amounts(container)
+    return pick(limits, requests, name) is not None
+
+
+def _needs(container: Mapping[str, Any], init: bool) -> ContainerNeeds:
+    limits, requests = _amounts(container)
+    return ContainerNeeds(tuple(limits.items()), tuple(requests.items()), init)
+
+
+def _within_quota(pod: Mapping[str, Any], config: HamiConfig, snapshot: Snapshot) -> bool:
+    """HAMi's pre-check: the request as written (a percentage counts no memory) on top of what the books hold."""
+    namespace = pod["metadata"].get("namespace", "default")
+    limits: dict[str, tuple[int | None, int | None]] = {}
+    for quota in snapshot.quotas:
+        if quota.namespace == namespace:
+            old = limits.get(quota.vendor, (None, None))
+            limits[quota.vendor] = (
+                old[0] if quota.memory_mib is None else quota.memory_mib,
+                old[1] if quota.cores is None else quota.cores,
+            )
+    for word, (memory_limit, core_limit) in limits.items():
+        used = [0, 0]
+        for other in snapshot.pods.values():
+            if other.namespace == namespace and other.live and other.booked_node:
+                held = collapse((a for a in other.allocations if a.vendor == word), init_done=other.init_done)
+                used[0] += sum(m for _, m, _ in held.values())
+                used[1] += sum(c for _, _, c in held.values())
+        ask = _asks(pod, word, config)
+        if memory_limit is not None and used[0] + ask[0] > memory_limit:
+            return False
+        if core_limit is not None and used[1] + ask[1] > core_limit:
+            return False
+    return True
+
+
+def _asks(pod: Mapping[str, Any], word: str, config: HamiConfig) -> tuple[int, int]:
+    init, app = [(0, 0)], [(0, 0)]
+    for part, _, container in _containers(pod):
+        for found, count, memory, _percent, cores in resolve_container(_needs(container, False), config):
+            if found == word:
+                (init if part == "initContainers" else app).append((count * memory, count * cores))
+    return (
+        max(sum(m for m, _ in app), *(m for m, _ in init)),
+        max(sum(c for _, c in app), *(c for _, c in init)),
+    )
+
+
+def _validate(pod: Mapping[str, Any]) -> None:
+    """The API server's own rules for extended resources that HAMi's changes can break."""
+    errors = []
+    for part, place, container in _containers(pod):
+        limits, requests = _amounts(container)
+        where = f"spec.{part}[{place}].resources"
+        for kind, amounts in (("limits", limits), ("requests", requests)):
+            for name in sorted(amounts):
+                value = parse(amounts[name])
+                if value is not None and value < 0:
+                    errors.append(
+                        f'{where}.{kind}[{name}]: Invalid value: "{amounts[name]}": must be greater than or equal to 0'
+                    )
+        for name in sorted(requests):
+            limit = limits.get(name)
+            if "/" in name and limit is not None and parse(limit) != parse(requests[name]):
+                errors.append(
+                    f'{where}.requests: Invalid value: "{requests[name]}": must be equal to {name} limit of {limit}'
+                )
+    if errors:
+        text = errors[0] if len(errors) == 1 else f"[{', '.join(errors)}]"
+        raise _Refused(422, f'Pod "{pod["metadata"].get("name", "")}" is invalid: {text}')
+
+
+def admit_pod(
+    submitted: Mapping[str, Any],
+    config: HamiConfig,
+    snapshot: Snapshot,
+    *,
+    webhook: bool = True,
+    namespace_labels: Mapping[str, str] | None = None,
+) -> dict[str, Any] | Denial:
+    """The pod as the API server would store it (quantities canonical), or why it is refused. ``webhook`` False: HAMi's
+    webhook does not see the pod (label on pod or namespace, or an outage)."""
+    pod: dict[str, Any] = json.loads(json.dumps(submitted))
+    pod.setdefault("metadata", {})
+    ignored = (pod["metadata"].get("labels") or {}).get(WEBHOOK_LABEL) == "ignore"
+    ignored = ignored or (namespace_labels or {}).get(WEBHOOK_LABEL) == "ignore"
+    for _, _, container in _containers(pod):
+        _default_requests(container)
+    pod["spec"].setdefault("schedulerName", "default-scheduler")
+    try:
+        if webhook and not ignored:
+            _hook(pod, config, snapshot)
+        for _, _, container in _containers(pod):
+            _default_requests(container)
+        _validate(pod)
+    except _Refused as refused:
+        return Denial(refused.code, refused.message)
+    return pod
+
+
+def _hook(pod: dict[str, Any], config: HamiConfig, snapshot: Snapshot) -> None:
+    spec = pod["spec"]
+    if not spec.get("containers"):
+        raise _Refused(403, f"{HOOK}pod has no containers")
+    name = spec["schedulerName"]
+    if name != config.scheduler_name and not (name == "default-scheduler" and config.overwrite_default_scheduler):
+        return
+    found, privileged = False, ""
+    for _, _, container in _containers(pod):
+        asks = _mutate(container, pod, config)
+        found = found or asks
+        if (container.get("securityContext") or {}).get("privileged") and not privileged:
+            privileged = container["name"]
+    if not found:
+        return
+    if privileged:
+        raise _Refused(403, f"{HOOK}container {privileged} is privileged")
+    spec["schedulerName"] = config.scheduler_name
+    if spec.get("nodeName"):
+        raise _Refused(403, f"{HOOK}pod has node assigned")
+    if not _within_quota(pod, config, snapshot):
+        raise _Refused(403, f"{HOOK}exceeding resource quota")
