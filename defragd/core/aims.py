@@ -1,0 +1,159 @@
+"""Objectives as one form: features that add up over nodes, each worth something up to a cap.
+
+Every objective is ``sum(coef * min(cap, total))`` over F features whose totals are sums over nodes, so one set of
+tables serves all of them. Features of a node come from the sum of its devices' rows (what each device state offers)
+and from its idle host CPU and memory.
+
+- ``loss``: copies K of each class, worth w / K* up to K* (minus L, up to a constant);
+- ``fgd``: usable idle share U, worth w / min(R, C) (minus phi);
+- ``devices``: idle devices; ``nodes``: idle nodes, each counted by its share of the largest node's devices, nodes of
+  fewer than `GUARDED` devices left out where there are larger ones;
+- ``auto``: loss, and among equal losses more idle devices and nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from defragd.core.arrays import Bools, Fleet, Floats, Ints
+from defragd.core.yardstick import Yardstick, idle_share
+
+GUARDED = 4
+"""Idle nodes of at least this many devices are not refilled unless asked, and are what whole-node goals count."""
+TIE_DEVICE = 1e-8
+"""Worth of an idle device under ``auto``, in points of L: below any change of L that matters."""
+TIE_NODE = 2e-8
+UNLIMITED = 1e15
+
+SCORE_NAMES = {"auto": "L", "loss": "L", "fgd": "phi", "devices": "devices", "nodes": "nodes"}
+"""How a plan names the objective it was made for."""
+
+
+@dataclass(frozen=True)
+class Aim:
+    """One objective. ``rows`` columns: M copies (or fits, for classes of several devices), 1 idle flag, and for
+    ``fgd`` M usable shares. Features: M classes (none for devices and nodes), then idle devices and nodes where used."""
+
+    name: str
+    yardstick: Yardstick
+    coef: Floats
+    cap: Floats
+    node_worth: Floats
+    """N: what the node being idle counts."""
+    size: Ints
+    classes: int
+    shares: bool
+    extras: int
+    """0, 1 (idle devices or nodes alone) or 2 (both)."""
+
+    @property
+    def features(self) -> int:
+        return self.classes + self.extras
+
+    def rows(self, fleet: Fleet, kind: Ints, slots: Ints, memory: Ints, cores: Ints) -> Floats:
+        """X x R: what each device state (use so far) offers."""
+        yard = self.yardstick
+        kinds = fleet.kinds
+        all_slots = np.array([k.slots for k in kinds], dtype=np.int64)[kind]
+        all_memory = np.array([k.memory_mib for k in kinds], dtype=np.int64)[kind]
+        all_cores = np.array([k.cores for k in kinds], dtype=np.int64)[kind]
+        idle = (slots == 0).astype(np.float64)[:, None]
+        if not self.classes:
+            return idle
+        free = (all_slots - slots, all_memory - memory, all_cores - cores)
+        copies = yard.copies(kind, *free, slots > 0)
+        fits = copies > 0
+        base = np.where(yard.gpus > 1, fits, copies).astype(np.float64)
+        if not self.shares:
+            return np.concatenate([base, idle], axis=1)
+        share = idle_share(*free, all_memory, all_cores)
+        return np.concatenate([base, idle, np.where(fits, share[:, None], 0.0)], axis=1)
+
+    def finish(self, sums: Floats, nodes: Ints, cpu: Floats, host: Floats) -> Floats:
+        """X x F: features of nodes from their row sums and idle host CPU and memory."""
+        count = self.classes
+        out = np.empty((len(sums), self.features))
+        if count:
+            yard = self.yardstick
+            limit = host_limit(yard, cpu, host)
+            if self.shares:
+                enough = sums[:, :count] >= np.maximum(yard.gpus, 1)
+                out[:, :count] = np.where(enough & (limit > 0), sums[:, count + 1 :], 0.0)
+            else:
+                several = yard.gpus > 1
+                have = sums[:, :count]
+                if several.any():
+                    have = have.copy()
+                    have[:, several] = np.floor(have[:, several] / yard.gpus[several])
+                np.minimum(have, limit, out=out[:, :count])
+        if self.extras:
+            idle = sums[:, count]
+            whole = np.where(idle >= self.size[nodes], self.node_worth[nodes], 0.0)
+            if self.name == "devices":
+                out[:, count] = idle
+            elif self.name == "nodes":
+                out[:, count] = whole
+            else:
+                out[:, count] = idle
+                out[:, count + 1] = whole
+        return out
+
+    def value(self, total: Floats) -> float:
+        """The objective (more is better) of feature totals."""
+        return float((self.coef * np.minimum(self.cap, total)).sum())
+
+    def slope(self, total: Floats) -> Floats:
+        """Worth of one more of each feature at these totals; 0 where the cap is reached."""
+        return np.where(total < self.cap, self.coef, 0.0)
+
+    def unit_gain(self, gain: float) -> float:
+        """Gain without the tie-breaking parts, in the objective's own unit."""
+        return gain
+
+
+def host_limit(yard: Yardstick, cpu: Floats, host: Floats) -> Floats:
+    """X x M copies by idle CPU and memory; true division of integers below 2^53 rounds down exactly."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        by_cpu = np.where(yard.cpu > 0, np.floor(np.maximum(cpu, 0.0)[:, None] / yard.cpu), UNLIMITED)
+        by_host = np.where(
+            yard.host_memory > 0, np.floor(np.maximum(host, 0.0)[:, None] / yard.host_memory), UNLIMITED
+        )
+    limit: Floats = np.minimum(by_cpu, by_host)
+    limit[(cpu < 0) | (host < 0)] = 0.0
+    return limit
+
+
+def make_aim(name: str, yardstick: Yardstick, fleet: Fleet) -> Aim:
+    """The objective ``name`` (auto, loss, fgd, devices or nodes) for this cluster."""
+    size = fleet.size
+    largest = int(size.max(initial=0))
+    least = GUARDED if largest >= GUARDED else 1
+    open_nodes = fleet.node_open & np.logical_and.reduceat(fleet.device_open, fleet.first[:-1]) if len(size) else size > 0
+    counted: Bools = open_nodes & (size >= least)
+    worth = np.where(counted, size / max(largest, 1), 0.0)
+    classes = len(yardstick.keys)
+    able_coef = np.where(yardstick.pooled > 0, yardstick.weight / np.maximum(yardstick.pooled, 1), 0.0)
+    able_cap = yardstick.pooled.astype(np.float64)
+    if name == "fgd":
+        reach = yardstick.reach
+        coef = np.where(reach > 0, yardstick.weight / np.where(reach > 0, reach, 1.0), 0.0)
+        return Aim(name, yardstick, coef, reach.copy(), worth, size, classes, True, 0)
+    if name == "devices" or name == "nodes":
+        return Aim(name, yardstick, np.ones(1), np.full(1, UNLIMITED), worth, size, 0, False, 1)
+    if name == "loss":
+        return Aim(name, yardstick, able_coef, able_cap, worth, size, classes, False, 0)
+    if name != "auto":
+        raise ValueError(f"objective {name!r}: one of auto, loss, fgd, devices, nodes")
+    return Aim(
+        name,
+        yardstick,
+        np.concatenate([able_coef, [TIE_DEVICE, TIE_NODE]]),
+        np.concatenate([able_cap, [UNLIMITED, UNLIMITED]]),
+        worth,
+        size,
+        classes,
+        False,
+        2,
+    )

@@ -1,0 +1,142 @@
+"""From a snapshot and a policy's values to a plan that is proven before anything starts.
+
+`plan` asks the strategy what should move where, orders the moves (`core.graph`, `core.waves`), takes out what no order,
+budget or exact rule allows, what gains nothing and what the gates refuse, replays the rest move by move, and says for
+every pod that stayed why. Pure: the clock is ``should_stop``, the dice are ``seed``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+from defragd.core.cost import move_cost
+from defragd.core.eligibility import eligible, warnings, workload_key
+from defragd.core.exact import Exact
+from defragd.core.gangs import gang_of
+from defragd.core.mix import given_mix, running_mix
+from defragd.core.model import Pod
+from defragd.core.pdb import Ledger
+from defragd.core.plan import Place, PlanReply, PlanRequest, Refusal
+from defragd.core.plan_build import Build
+from defragd.core.reasons import Reason
+from defragd.core.score import score_books
+from defragd.core.arrays import build_arena
+from defragd.core.selectors import matches
+from defragd.core.snapshot import Snapshot
+from defragd.core.strategy import Proposal, Scene, Strategy, make_args
+from defragd.core.yardstick import make_yardstick
+from defragd.errors import ConfigError
+
+_EPOCH_END = datetime.max.replace(tzinfo=UTC)
+"""Stands for "now" where nobody says: every pod is old enough, which a file without a clock cannot deny."""
+ROUNDS = 4
+"""How often a proposal is asked for again when the exact rules refuse part of it."""
+
+
+def plan(
+    request: PlanRequest,
+    *,
+    strategies: Mapping[str, Strategy],
+    should_stop: Callable[[], bool] = lambda: False,
+) -> PlanReply:
+    """The plan for one policy on one snapshot. The same request gives the same reply, unless time cuts it short.
+
+    ConfigError: unknown strategy or arguments it does not take.
+    """
+    strategy = strategies.get(request.strategy)
+    if strategy is None:
+        known = ", ".join(sorted(strategies)) or "none"
+        raise ConfigError(f"strategy {request.strategy!r} is not installed; known: {known}")
+    try:
+        args = make_args(strategy.args_type, request.args)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"strategy {request.strategy}: {error}") from error
+    scene = make_scene(request, args, drain=bool(getattr(strategy, "drain", False)), should_stop=should_stop)
+    build = Build(scene, request)
+    best: PlanReply | None = None
+    for _ in range(ROUNDS):
+        proposal = strategy.propose(scene)
+        reply, barred = build.reply(proposal)
+        best = reply if best is None or _better(reply, best) else best
+        if not barred or should_stop():
+            break
+        scene.barred = scene.barred | barred
+    assert best is not None
+    return best
+
+
+def _better(one: PlanReply, other: PlanReply) -> bool:
+    return (sum(m.gain for m in one.moves), -len(one.moves)) > (sum(m.gain for m in other.moves), -len(other.moves))
+
+
+def make_scene(
+    request: PlanRequest, args: object, *, drain: bool, should_stop: Callable[[], bool]
+) -> Scene:
+    """Arrays, mix and pools of the state before the plan, and who may move."""
+    snapshot = request.snapshot
+    arena = build_arena(snapshot)
+    fixed = request.rules.gain.expected_mix
+    vendor = request.rules.scope.vendors[0] if request.rules.scope.vendors else ""
+    mix = given_mix(fixed, vendor) if fixed else running_mix(snapshot)
+    yardstick = make_yardstick(mix, arena.fleet, arena.books)
+    selector = request.rules.scope.node_selector
+    scope = frozenset(name for name in arena.fleet.names if matches(selector, snapshot.nodes[name].labels))
+    movable: dict[str, Pod] = {}
+    standing: dict[str, Refusal] = {}
+    cost: dict[str, float] = {}
+    workload: dict[str, str] = {}
+    ledger = Ledger.of(snapshot)
+    now = request.now or snapshot.taken_at
+    for key, pod in snapshot.pods.items():
+        if not pod.live or not (pod.allocations or pod.booked_node):
+            continue
+        why = _stands(snapshot, pod, request, ledger, scope, drain=drain)
+        if why is not None:
+            standing[key] = why
+            continue
+        movable[key] = pod
+        owner = workload[key] = workload_key(snapshot, pod)
+        cost[key] = move_cost(
+            snapshot, pod, now=now, moves_today=request.history.get(owner, 0), in_gang=gang_of(pod) is not None
+        )
+    exact = Exact(snapshot, request.vendors)
+    return Scene(
+        snapshot=snapshot,
+        args=args,
+        rules=request.rules,
+        now=now,
+        seed=request.seed,
+        max_steps=request.max_steps,
+        should_stop=should_stop,
+        arena=arena,
+        yardstick=yardstick,
+        movable=movable,
+        standing=standing,
+        cost=cost,
+        workload=workload,
+        history=request.history,
+        vendors=request.vendors,
+        scope_nodes=scope,
+        verify=exact.refusal,
+    )
+
+
+def _stands(
+    snapshot: Snapshot, pod: Pod, request: PlanRequest, ledger: Ledger, scope: frozenset[str], *, drain: bool
+) -> Refusal | None:
+    """Why a pod must stay, or None."""
+    now = request.now or snapshot.taken_at
+    if now is None:
+        now = _EPOCH_END
+    found = eligible(
+        snapshot, pod, request.rules, now, drain=drain, history=request.history, vendors=request.vendors or None
+    )
+    if not found.ok:
+        return Refusal(pod.key, found.reason or Reason.OPTED_OUT, found.detail)
+    permit = ledger.may_evict(pod)
+    if not permit.ok:
+        return Refusal(pod.key, permit.reason or Reason.PDB_BLOCKS, permit.detail)
+    if pod.booked_node not in scope:
+        return Refusal(pod.key, Reason.OUT_OF_SCOPE, f"node {pod.booked_node} is outside the policy's scope")
+    return None
