@@ -1,0 +1,154 @@
+"""The leader's janitor: what is left over is found by what it carries, and healed. Foreign marks are never touched.
+
+- steering is put on waiting competitors of held devices, and taken off when the hold ends or the pod is bound;
+- a pod that a dead placement pinned, and that never got bound, is recycled (it cannot fall back by itself);
+- ended placements are deleted after their time to live.
+
+Gates are not its business: every replica looks after those (`controllers.gates`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+from defragd.core.model import Pod
+from defragd.core.placement import GATE, PINNED, Placement, Step
+from defragd.core.placement_steering import held_devices, steer_patches
+from defragd.core.snapshot import Snapshot
+from defragd.core.vendor import Vendor
+from defragd.errors import NotLeader
+from defragd.ports import Clock, ClusterReader, Hook, Leadership, PlacementStore, PodWriter
+
+MAX_AGE_SECONDS = 90.0
+ORPHAN_AFTER = timedelta(seconds=60)
+"""A pinned pod without an open placement is given so long to be bound all the same."""
+PER_PASS = 50
+"""Writes per kind and pass, so that a large clean-up does not starve the moves."""
+AGAIN = 2.0
+"""Seconds before the same object is written again (the cache may be behind)."""
+
+
+class Janitor:
+    """``cycle`` is one pass; ``run`` passes about twice a second."""
+
+    def __init__(
+        self,
+        *,
+        reader: ClusterReader,
+        placements: PlacementStore,
+        pods: PodWriter,
+        leadership: Leadership,
+        clock: Clock,
+        hook: Hook,
+        vendors: Mapping[str, Vendor],
+        max_age_seconds: float = MAX_AGE_SECONDS,
+    ) -> None:
+        self._reader, self._placements, self._pods, self._leadership = reader, placements, pods, leadership
+        self._clock, self._hook, self._vendors, self._max_age = clock, hook, vendors, max_age_seconds
+        self._touched: dict[str, float] = {}
+        self._orphans: dict[str, datetime] = {}
+        """UID of a pinned pod without a placement -> when it was first seen so."""
+        self.beat = clock.monotonic()
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            try:
+                self.cycle()
+            except NotLeader:
+                self._touched.clear()
+            except Exception as error:  # noqa: BLE001 - the next pass must come
+                self._hook("loop.failed", {"loop": "janitor", "error": f"{type(error).__name__}: {error}"})
+                stop.wait(2.0)
+            self.beat = self._clock.monotonic()
+            stop.wait(0.5)
+
+    def cycle(self) -> int:
+        """One pass; returns the number of writes."""
+        if not self._leadership.is_leader():
+            self._touched.clear()
+            self._orphans.clear()
+            return 0
+        if not self._reader.synced() or self._reader.age_seconds() > self._max_age:
+            return 0
+        tick = self._clock.monotonic()
+        self._touched = {key: until for key, until in self._touched.items() if until > tick}
+        snapshot, placements = self._reader.snapshot(), self._placements.list()
+        return (
+            self._steer(snapshot, placements, tick)
+            + self._recycle_orphans(snapshot, placements, tick)
+            + self._expire(placements, tick)
+        )
+
+    def _may_touch(self, what: str, tick: float) -> bool:
+        if what in self._touched:
+            return False
+        self._touched[what] = tick + AGAIN
+        return True
+
+    def _steer(self, snapshot: Snapshot, placements: Sequence[Placement], tick: float) -> int:
+        arrived = [
+            p.key
+            for p in placements
+            if p.status.step is Step.PINNED
+            and (pod := snapshot.pods.get(f"{p.namespace}/{p.status.pod_name}")) is not None
+            and pod.uid == p.status.pod_uid
+            and bool(pod.node)
+        ]
+        held = held_devices(placements, arrived=arrived)
+        done = 0
+        for pod, patch in steer_patches(snapshot.pods.values(), held, self._vendors):
+            if done >= PER_PASS:
+                break
+            if not self._may_touch(f"steer:{pod.uid}", tick):
+                continue
+            answer = self._pods.patch_pod(pod.namespace, pod.name, patch)
+            done += 1
+            self._hook("pod.patched", {"pod": pod.key, "why": "steer", "result": str(answer.outcome)})
+        return done
+
+    def _recycle_orphans(self, snapshot: Snapshot, placements: Sequence[Placement], tick: float) -> int:
+        """Pods pinned for a placement that has ended or is gone, and still not bound: nobody watches over them."""
+        now = self._clock.now()
+        watched = {(p.namespace, p.name) for p in placements if p.open}
+        orphans = [pod for pod in snapshot.pods.values() if _stranded(pod, watched)]
+        known = {pod.uid for pod in orphans}
+        self._orphans = {uid: since for uid, since in self._orphans.items() if uid in known}
+        done = 0
+        for pod in orphans:
+            since = self._orphans.setdefault(pod.uid, now)
+            if now - since < ORPHAN_AFTER or not self._may_touch(f"recycle:{pod.uid}", tick):
+                continue
+            answer = self._pods.evict(pod, check_revision=True)
+            done += 1
+            reason = "pinned for a placement that is gone"
+            self._hook("recycle", {"pod": pod.key, "result": str(answer.outcome), "reason": reason})
+        return done
+
+    def _expire(self, placements: Sequence[Placement], tick: float) -> int:
+        now = self._clock.now()
+        done = 0
+        for placement in placements:
+            ended = placement.status.ended_at
+            if placement.open or placement.deleting or ended is None or now < ended + placement.spec.ttl:
+                continue
+            if done >= PER_PASS:
+                break
+            if self._may_touch(f"expire:{placement.uid}", tick):
+                self._placements.delete(placement)
+                done += 1
+        return done
+
+
+def _stranded(pod: Pod, watched: set[tuple[str, str]]) -> bool:
+    name = pod.annotations.get(PINNED)
+    return (
+        bool(name)
+        and pod.phase == "Pending"
+        and not pod.node
+        and not pod.deleting
+        and GATE not in pod.gates
+        and pod.owner is not None
+        and (pod.namespace, name or "") not in watched
+    )
