@@ -17,7 +17,7 @@ from defragd.core.placement import Placement
 from defragd.core.reasons import Reason
 from defragd.core.rules import Rules
 from defragd.core.run import ENDED_RUNS, MoveState, Run, RunMove, RunPhase
-from defragd.core.run_moves import ENDED_MOVES
+from defragd.core.run_moves import ENDED_MOVES, moves_of
 from defragd.core.run_progress import Around, RunDecision, advance
 from defragd.core.snapshot import Snapshot
 from defragd.core.vendor import Vendor
@@ -131,7 +131,7 @@ class RunController:
     def _current(self) -> list[Run]:
         """Run records with our own last word where the cache is behind; what people ask for always from the cache."""
         found = []
-        for stored in self._runs.list():
+        for stored in map(begun, self._runs.list()):
             mine = self._mine.get(stored.uid)
             if mine is None or stored.phase in ENDED_RUNS:
                 self._mine.pop(stored.uid, None)
@@ -249,6 +249,16 @@ class RunController:
         reason = run.reason or str(run.phase)
         message = f"{run.phase}: {run.message}" if run.message else str(run.phase)
         self._events.emit(Note("DefragRun", run.namespace, run.name, run.uid, reason, message, warning=trouble))
+
+
+def begun(run: Run) -> Run:
+    """A run whose creator died between the record and its first status: taken up as its mode says."""
+    if run.moves or run.finished is not None or run.reason or run.mode == "DryRun" or not run.plan.get("moves"):
+        return run
+    moves = tuple(RunMove(move_id) for move_id in moves_of(run))
+    if run.phase is RunPhase.PLANNED:
+        return replace(run, moves=moves, phase=RunPhase.RUNNING if run.mode == "Auto" else RunPhase.AWAITING_APPROVAL)
+    return replace(run, moves=moves)
 
 
 def _age(run: Run) -> tuple[str, str]:

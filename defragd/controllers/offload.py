@@ -1,8 +1,8 @@
 """Planning in a child process: the webhook's process never computes, and a plan that hangs can be killed.
 
 The request travels by pickle, the child looks up strategies by itself (plug-ins need not be picklable), stops by its
-own clock and answers with the best plan so far. A child that overruns is killed, one that dies is reported; neither takes
-the daemon down. Start-up costs about 0.4 s, which nobody waits for (measured notes, ecosystem section 4.4).
+own clock and answers with the best plan so far. A child that overruns is killed, one that dies is reported; neither
+takes the daemon down. Start-up costs about 0.4 s, which nobody waits for (ecosystem notes, section 4.4).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from defragd.core.mix import given_mix
-from defragd.core.model import EMPTY, Pod
+from defragd.core.model import EMPTY
 from defragd.core.pdb import YES, Permit
 from defragd.core.plan import PlanReply, PlanRequest
 from defragd.core.plan_json import plan_to_json
@@ -28,6 +28,8 @@ from defragd.core.score import score
 from defragd.core.snapshot import Snapshot
 from defragd.core.vendor import Vendor
 from defragd.errors import DefragError
+from defragd.policy.schema import TriggerSpec
+from defragd.policy.triggers import evaluate
 from defragd.ports import Clock, ClusterReader, Hook, Leadership, Outcome, PlannerRunner, RunStore
 
 MAX_AGE_SECONDS = 60.0
@@ -51,7 +53,7 @@ class Job:
     """One policy as planning needs it (made from a `LoadedPolicy` by the composition root).
 
     ``settings`` is the policy's JSON, recorded with the run. ``window`` says whether moves may start at an instant.
-    ``min_fragmentation`` is compared with L.
+    ``trigger`` holds scheduled starts back; people are not asked for a reason.
     """
 
     name: str
@@ -59,8 +61,7 @@ class Job:
     args: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     rules: Rules = field(default_factory=Rules)
     mode: str = "DryRun"
-    min_fragmentation: float | None = None
-    max_pending_pods: int | None = None
+    trigger: TriggerSpec | None = None
     settings: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     time_limit: float = 30.0
     window: Callable[[datetime], Permit] = field(default=lambda now: YES)
@@ -117,7 +118,7 @@ class Planning:
             settings=job.settings,
             created=now,
         )
-        held = self._held_back(job, mode, snapshot, now)
+        held = self._held_back(job, draft, snapshot, runs)
         if not held.ok:
             return self._record(replace(draft, plan={"policy": job.name, "strategy": job.strategy, "moves": []}), held)
         request = self._request(job, snapshot, runs, now)
@@ -153,28 +154,21 @@ class Planning:
             raise PlanRefused(Reason.STALE_DATA, f"a watch has not proved to be alive for {age:.0f} s")
         return self._reader.snapshot()
 
-    def _held_back(self, job: Job, mode: str, snapshot: Snapshot, now: datetime) -> Permit:
-        """Windows and triggers: what settles this start without a plan. A dry run asks only the triggers."""
-        window = job.window(now) if mode == "Auto" else YES
-        if not window.ok:
+    def _held_back(self, job: Job, draft: Run, snapshot: Snapshot, runs: Sequence[Run]) -> Permit:
+        """Window and trigger: what settles this start without a plan."""
+        assert draft.created is not None
+        window = job.window(draft.created) if draft.mode == "Auto" else YES
+        if not window.ok or job.trigger is None or draft.trigger != "schedule":
             return window
-        waiting = sum(1 for pod in snapshot.pods.values() if is_pending(pod))
-        if job.max_pending_pods is not None and waiting > job.max_pending_pods:
-            return Permit(
-                False,
-                Reason.TOO_MANY_PENDING,
-                f"{waiting} pods wait for devices, trigger.maxPendingPods is {job.max_pending_pods}",
-            )
-        if job.min_fragmentation:
-            mix = given_mix(job.rules.gain.expected_mix) if job.rules.gain.expected_mix else None
-            loss = score(snapshot, mix=mix).loss
-            if loss < job.min_fragmentation:
-                return Permit(
-                    False,
-                    Reason.BELOW_TRIGGER,
-                    f"fragmentation is {loss:.3f}, trigger.minFragmentation is {job.min_fragmentation:g}",
-                )
-        return YES
+        mix = given_mix(job.rules.gain.expected_mix) if job.rules.gain.expected_mix else None
+        verdict = evaluate(
+            job.trigger,
+            snapshot,
+            fragmentation=score(snapshot, mix=mix).loss if job.trigger.min_fragmentation else 0.0,
+            now=draft.created,
+            last_eviction=max(moves_lately(runs, draft.created)[1].values(), default=None),
+        )
+        return YES if verdict.ok else Permit(False, verdict.reason, str(verdict))
 
     def _request(self, job: Job, snapshot: Snapshot, runs: Sequence[Run], now: datetime) -> PlanRequest:
         history, last = moves_lately(runs, now)
@@ -198,10 +192,8 @@ class Planning:
             raise PlanRefused(Reason.SUPERSEDED, f"run {run.name} is recorded already")
         if not written.ok:
             raise PlanRefused(Reason.API_ERROR, f"the run could not be recorded: {written.message}")
-        run = replace(run, revision=written.revision or run.revision, uid=str(written.body.get("uid", "")) or run.uid)
-        status = self._runs.write_status(run)
-        if not status.ok:
-            self._hook("run.unrecorded", {"run": run.name, "outcome": str(status.outcome), "message": status.message})
+        meta = written.body.get("metadata") or {}
+        run = replace(run, revision=written.revision or run.revision, uid=str(meta.get("uid") or run.uid))
         self._hook(
             "run.phase",
             {
@@ -243,11 +235,6 @@ def run_name(policy: str, at: datetime) -> str:
     """At most 50 characters: placements and labels are named after it."""
     stem = re.sub(r"[^a-z0-9-]+", "-", policy.lower()).strip("-")[:36].rstrip("-") or "policy"
     return f"{stem}-{at:%y%m%d-%H%M%S}"
-
-
-def is_pending(pod: Pod) -> bool:
-    """Waits for devices (not for a gate that we hold, not on its way out)."""
-    return bool(pod.requests) and not pod.node and pod.phase == "Pending" and not pod.deleting and not pod.gates
 
 
 def moves_lately(runs: Sequence[Run], now: datetime) -> tuple[dict[str, int], dict[str, datetime]]:

@@ -267,17 +267,8 @@ class SimRuns:
                 return Written(Outcome.CONFLICT, f'defragruns "{run.name}" already exists')
             cluster.touch()
             uid = f"run-{cluster.version}"
-            cluster.runs[run.name] = replace(
-                Run(run.namespace, run.name, run.policy, run.mode, run.strategy),
-                plan=run.plan,
-                trigger=run.trigger,
-                scheduled_for=run.scheduled_for,
-                settings=run.settings,
-                uid=uid,
-                created=cluster.clock.now(),
-                revision=str(cluster.version),
-            )
-            return Written(Outcome.OK, revision=str(cluster.version), body={"uid": uid})
+            cluster.runs[run.name] = replace(run, uid=uid, created=cluster.clock.now(), revision=str(cluster.version))
+            return Written(Outcome.OK, revision=str(cluster.version), body={"metadata": {"uid": uid}})
 
         return self._access.write("create_run", act)
 
