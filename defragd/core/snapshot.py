@@ -108,6 +108,35 @@ class Snapshot:
         return {name: tuple(pods) for name, pods in found.items()}
 
     @cached_property
+    def anti_affine(self) -> tuple[Pod, ...]:
+        """Bound live pods with required anti-affinity: they may refuse a newcomer."""
+        return tuple(p for p in self.pods.values() if p.scheduling.anti_affinity and p.node and p.live)
+
+    @cached_property
+    def bound_in(self) -> dict[str, tuple[Pod, ...]]:
+        """Bound live pods by namespace."""
+        found: dict[str, list[Pod]] = {}
+        for pod in self.pods.values():
+            if pod.node and pod.live:
+                found.setdefault(pod.namespace, []).append(pod)
+        return {name: tuple(pods) for name, pods in found.items()}
+
+    @cached_property
+    def claim_users(self) -> dict[str, tuple[Pod, ...]]:
+        """Live pods on a node by the volume claim they use ("namespace/claim")."""
+        found: dict[str, list[Pod]] = {}
+        for pod in self.pods.values():
+            for volume in pod.scheduling.volumes:
+                if volume.claim and pod.live and (pod.node or pod.booked_node):
+                    found.setdefault(f"{pod.namespace}/{volume.claim}", []).append(pod)
+        return {name: tuple(pods) for name, pods in found.items()}
+
+    @cached_property
+    def memo(self) -> dict[object, object]:
+        """Scratch for values derived from this snapshot by pure functions (counts per topology domain, ...)."""
+        return {}
+
+    @cached_property
     def holds_on(self) -> dict[str, tuple[Hold, ...]]:
         found: dict[str, list[Hold]] = {}
         for hold in self.holds:
