@@ -314,6 +314,7 @@ def read_pair_scores(text: str) -> Mapping[str, Mapping[str, int]]:
     return scores
 
 
+@lru_cache(maxsize=16384)
 def read_time(text: str) -> datetime | None:
     """An RFC 3339 time as aware UTC, None for anything else."""
     try:

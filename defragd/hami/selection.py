@@ -65,6 +65,10 @@ def select(annotations: Mapping[str, str], facts: Vendor) -> Selection:
     )
 
 
+COMMON_KEYS = frozenset({NODE_POLICY, DEVICE_POLICY, SCORING_WEIGHTS, NUMA_BIND, VGPU_MODE, PINNED, STEERED})
+"""Keys that `select` reads beside those of the vendor."""
+
+
 def selection_of(
     annotations: Mapping[str, str], words: Iterable[str], table: Mapping[str, Vendor]
 ) -> tuple[Selection, Mapping[str, Selection]]:

@@ -6,7 +6,7 @@ This runs for every pod of every list and every watch event, so the plain pod ta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -19,7 +19,9 @@ from defragd.hami.codec import Entry, read_mig, read_slots, read_time, split_mig
 from defragd.hami.config import HamiConfig
 from defragd.hami.keys import (
     BIND_PHASE,
+    BIND_TIME,
     BOOKED_NODE,
+    BOOKED_TIME,
     METAX_APP_CLASS,
     METAX_QOS,
     METAX_TOPOLOGY,
@@ -29,7 +31,7 @@ from defragd.hami.keys import (
 )
 from defragd.hami.requests import ContainerNeeds, resolve_requests
 from defragd.hami.scheduling import scheduling_of
-from defragd.hami.selection import NOTHING, selection_of
+from defragd.hami.selection import COMMON_KEYS, NOTHING, selection_of
 from defragd.hami.vendors import backends, managed_resources, vendors_for
 
 _KEEP_PREFIX = ("defragd.io/", "scheduling.hami.placement.com/", "scheduling.k8s.io/", "scheduling.volcano.sh/")
@@ -109,33 +111,76 @@ def _bare(uuid: str) -> str:
     return split_mig_uuid(uuid)[0] if uuid.endswith("]") else uuid
 
 
+# what an annotation key is, found by one look-up per key
+_PLAIN, _HELD, _WISH, _KEPT, _MIG = range(5)
+
+
+@lru_cache(maxsize=32)
+def _key_kinds(config: HamiConfig) -> Mapping[str, int]:
+    kinds = dict.fromkeys(_KEEP, _KEPT) | dict.fromkeys((BOOKED_NODE, BOOKED_TIME, BIND_PHASE, BIND_TIME), _PLAIN)
+    kinds |= dict.fromkeys(COMMON_KEYS, _WISH) | {MIG_ALLOCATIONS: _MIG}
+    for backend in backends(config).values():
+        facts = backend.facts
+        for key in (*facts.use_keys, *facts.nouse_keys, *facts.use_type_keys, *facts.nouse_type_keys):
+            kinds[key] = _WISH
+        kinds[backend.to_allocate] = _PLAIN
+        kinds[backend.allocated] = _HELD
+    return kinds
+
+
+@dataclass(slots=True)
+class _Notes:
+    """A pod's annotations, sorted by what they are for."""
+
+    held: list[tuple[str, str]]
+    kept: dict[str, str]
+    wishes: dict[str, str]
+    mig: str = ""
+    unknown: str = ""
+
+
+def _sort_out(annotations: Mapping[str, str], config: HamiConfig) -> _Notes:
+    kinds = _key_kinds(config)
+    notes = _Notes([], {}, {})
+    for key, text in annotations.items():
+        kind = kinds.get(key)
+        if kind is None:
+            if key.startswith(_KEEP_PREFIX):
+                notes.kept[key] = text
+            elif key.startswith("hami.io/") and key.endswith(_SUFFIX):
+                notes.unknown = key
+        elif kind == _HELD:
+            notes.held.append((key, text))
+        elif kind == _WISH:
+            notes.wishes[key] = text
+            if key.startswith(_KEEP_PREFIX):
+                notes.kept[key] = text
+        elif kind == _KEPT:
+            notes.kept[key] = text
+        elif kind == _MIG:
+            notes.mig = text
+    return notes
+
+
 def _read_held(
-    annotations: Mapping[str, str], config: HamiConfig, requests: tuple[DeviceRequest, ...], inits: int, containers: int
+    notes: _Notes, config: HamiConfig, requests: tuple[DeviceRequest, ...], inits: int, containers: int
 ) -> tuple[tuple[Allocation, ...], tuple[MigReservation, ...], str]:
     """(allocations, MIG reservations, problem). One undecodable list makes HAMi count the pod as nothing at all."""
     keys = _allocated_keys(config)
     found: list[Allocation] = []
-    problem = ""
-    for key, text in annotations.items():
-        if not key.endswith(_SUFFIX):
-            continue
-        word = keys.get(key)
-        if word is None:
-            if key.startswith("hami.io/") and not problem:
-                problem = f"annotation {key}: devices of an unknown backend"
-            continue
+    problem = f"annotation {notes.unknown}: devices of an unknown backend" if notes.unknown else ""
+    for key, text in notes.held:
         try:
-            found += _allocations(word, read_slots(key, text), requests, inits, containers)
+            found += _allocations(keys[key], read_slots(key, text), requests, inits, containers)
         except CodecError as error:
             return (), (), str(error)
     reservations: tuple[MigReservation, ...] = ()
-    text = annotations.get(MIG_ALLOCATIONS, "")
-    if text:
+    if notes.mig:
         try:
-            reservations = read_mig(text)
+            reservations = read_mig(notes.mig)
         except CodecError as error:
             problem = problem or str(error)
-    elif any("[" in t for k, t in annotations.items() if k in keys):
+    elif any("[" in text for _, text in notes.held):
         problem = problem or "MIG devices written by HAMi 2.9 or older: the instances are not readable"
     return tuple(found), reservations, problem
 
@@ -188,18 +233,19 @@ def translate_pod(obj: Any, config: HamiConfig, *, claims: Mapping[str, Volume] 
     needs = tuple([_needs(c, True) for c in inits] + [_needs(c, False) for c in spec.containers])
     requests = resolve_requests(needs, config)
     booked = annotations.get(BOOKED_NODE, "")
+    notes = _sort_out(annotations, config)
     allocations: tuple[Allocation, ...] = ()
     mig: tuple[MigReservation, ...] = ()
     problem = ""
-    if annotations:
-        allocations, mig, problem = _read_held(annotations, config, requests, len(inits), len(needs))
+    if notes.held or notes.unknown or notes.mig:
+        allocations, mig, problem = _read_held(notes, config, requests, len(inits), len(needs))
     if not problem and _volcano(needs):
         problem = "devices of Volcano's own vGPU plugin: HAMi's scheduler does not know this pod"
     pinned = PINNED in annotations
     selection, selections = NOTHING, EMPTY
-    if requests or allocations:
+    if notes.wishes and (requests or allocations):
         words = [r.vendor for r in requests] or [a.vendor for a in allocations]
-        selection, selections = selection_of(annotations, words, _facts(config))
+        selection, selections = selection_of(notes.wishes, words, _facts(config))
     scheduling, pin_node = scheduling_of(obj, managed_resources(config), pinned=pinned, claims=claims)
     if pin_node:
         selection = replace(selection, pin_node=pin_node)
@@ -210,7 +256,7 @@ def translate_pod(obj: Any, config: HamiConfig, *, claims: Mapping[str, Volume] 
         name=meta.name,
         uid=meta.uid,
         labels=meta.labels or EMPTY,
-        annotations=_kept(annotations),
+        annotations=notes.kept or EMPTY,
         owner=_owner(meta),
         scheduler=spec.scheduler_name,
         node=spec.node_name,
@@ -239,11 +285,6 @@ def translate_pod(obj: Any, config: HamiConfig, *, claims: Mapping[str, Volume] 
         revision=meta.resource_version,
         problem=problem,
     )
-
-
-def _kept(annotations: Mapping[str, str]) -> Mapping[str, str]:
-    kept = {k: v for k, v in annotations.items() if k.startswith(_KEEP_PREFIX) or k in _KEEP}
-    return kept or EMPTY
 
 
 def _grace(meta: Any, spec: Any) -> int:
