@@ -101,7 +101,7 @@ class ListDecoder(Generic[T]):
             try:
                 items.append(self._item.decode(raw))
             except msgspec.DecodeError as err:
-                broken.append(self._set_aside(raw, err))
+                broken.append(self.broken(raw, err))
         return Page(items, slow.metadata.resource_version, slow.metadata.continue_, tuple(broken))
 
     def item(self, data: bytes) -> T:
@@ -118,12 +118,13 @@ class ListDecoder(Generic[T]):
         try:
             item: Any = self._item.decode(event.object)
         except msgspec.DecodeError as err:
-            broken = self._set_aside(event.object, err)
-            return Event(event.type, None, broken.key, broken.revision, broken)
+            found = self.broken(event.object, err)
+            return Event(event.type, None, found.key, found.revision, found)
         meta = item.metadata
         return Event(event.type, item, key_of(meta.namespace, meta.name), meta.resource_version)
 
-    def _set_aside(self, raw: msgspec.Raw, err: Exception) -> Broken:
+    def broken(self, raw: msgspec.Raw, err: Exception) -> Broken:
+        """Name an object that cannot be decoded, as far as its metadata can be."""
         try:
             meta = self._named.decode(raw).metadata
         except msgspec.DecodeError:
