@@ -34,7 +34,7 @@ from defragd.ports import (
     RunStore,
 )
 
-MAX_AGE_SECONDS = 60.0
+MAX_AGE_SECONDS = 90.0
 """Older data than this is no ground for action (invariant I9)."""
 RECORD_EVERY = timedelta(seconds=10)
 """Progress within a phase is recorded this often: it can be found again from the placements, so it may lag."""

@@ -32,7 +32,7 @@ from defragd.policy.schema import TriggerSpec
 from defragd.policy.triggers import evaluate
 from defragd.ports import Clock, ClusterReader, Hook, Leadership, Outcome, PlannerRunner, RunStore
 
-MAX_AGE_SECONDS = 60.0
+MAX_AGE_SECONDS = 90.0
 KEEP_WITH_MOVES = 20
 """Run records kept per policy; those without a move only as long as they are among the last few."""
 KEEP_EMPTY = 5
