@@ -147,6 +147,8 @@ def load_document(document: Document, context: Context) -> tuple[LoadedPolicy | 
         model = DefragPolicy.model_validate(_with_defaults(value, context.defaults))
     except ValidationError as error:
         errors += from_validation(document, error, DefragPolicy)
+        if not _is_ours(value):
+            return None, [problem for problem in errors if problem.path in ("apiVersion", "kind")] or errors
         return None, _in_order(errors + _args(document, context)[1])
     spec = model.spec
     now = context.now or datetime.now(UTC)

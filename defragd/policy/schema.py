@@ -329,7 +329,7 @@ class PolicySpec(Section):
     """What to do, when, with whom, how much."""
 
     strategy: StrategySpec
-    """What to aim for."""
+    """The strategy and its arguments."""
     mode: Literal["DryRun", "Approve", "Auto"] = "DryRun"
     """DryRun plans and reports; Approve waits for a person before it moves anything; Auto moves."""
     suspend: bool = False
@@ -339,15 +339,15 @@ class PolicySpec(Section):
     windows: list[WindowSpec] = Field(default_factory=list)
     """When moves may and may not start."""
     trigger: TriggerSpec = Field(default_factory=TriggerSpec)
-    """What must hold for a scheduled run."""
+    """What holds scheduled runs back."""
     scope: ScopeSpec = Field(default_factory=ScopeSpec)
     """Which pods and places."""
     protect: ProtectSpec = Field(default_factory=ProtectSpec)
-    """Who is left alone."""
+    """Pods that are left alone."""
     gain: GainSpec = Field(default_factory=GainSpec)
     """What it must bring."""
     budgets: BudgetsSpec = Field(default_factory=BudgetsSpec)
-    """How much may happen."""
+    """Limits on the number of moves."""
     execution: ExecutionSpec = Field(default_factory=ExecutionSpec)
     """How moves are carried out."""
 
