@@ -349,7 +349,7 @@ class PolicySpec(Section):
     budgets: BudgetsSpec = Field(default_factory=BudgetsSpec)
     """Limits on the number of moves."""
     execution: ExecutionSpec = Field(default_factory=ExecutionSpec)
-    """How moves are carried out."""
+    """Handover, limits per phase, when to stop, rest afterwards."""
 
     @field_validator("schedule", mode="before")
     @classmethod
