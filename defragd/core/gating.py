@@ -6,7 +6,7 @@ open placements: any replica can apply them, and when in doubt the pod goes (unp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -105,12 +105,14 @@ def seat(
     *,
     ready: Iterable[str],
     sticky: Mapping[str, str] | None = None,
+    suits: Callable[[Placement, Pod], bool] = lambda placement, pod: True,
 ) -> Seating:
     """Gives every gated pod to at most one placement, and every placement at most one pod; ``pods`` as `gated` sorts.
 
     ``ready``: keys of placements whose old pod is on its way out (or that evict nothing); the others wait for no pod
     yet, so a pod gated for them is surplus. ``sticky``: placement key -> UID of a pod whose pin may have been written
-    already (its answer was lost); such a placement takes no other pod while that one lives.
+    already (its answer was lost); such a placement takes no other pod while that one lives. ``suits`` picks among the
+    pods of a selector, which need not be alike: the oldest that fits, else the oldest.
     """
     sticky = sticky or {}
     may_wait = set(ready)
@@ -130,7 +132,10 @@ def seat(
     for placement in waiting:
         if placement.key in candidates or sticky.get(placement.key):
             continue
-        chosen = next((pod for pod in free if may_take(placement, pod)), None)
+        able = [pod for pod in free if may_take(placement, pod)]
+        chosen = able[0] if able else None
+        if len(able) > 1 and not placement.spec.evict_pod:
+            chosen = next((pod for pod in able if suits(placement, pod)), chosen)
         if chosen is not None:
             candidates[placement.key] = chosen
             free.remove(chosen)

@@ -16,10 +16,10 @@ from defragd.core.gating import Seating, gated, seat, wants_owner, wants_selecte
 from defragd.core.model import Pod
 from defragd.core.pdb import Ledger
 from defragd.core.placement import GATE, PINNED, Placement, PlacementStatus, Step
-from defragd.core.placement_holds import with_holds
+from defragd.core.placement_holds import tag, with_holds
 from defragd.core.placement_pin import is_pinned_by
 from defragd.core.snapshot import Snapshot
-from defragd.core.validate import SCHEDULERS
+from defragd.core.validate import SCHEDULERS, room, target
 from defragd.core.vendor import Vendor
 
 
@@ -164,7 +164,7 @@ class World:
     def seating(self) -> Seating:
         ready = [p.key for p in self.placements.values() if wants_selected(p) or (wants_owner(p) and self.leaving(p))]
         sticky = {key: m.pin_uid for key, m in self.memories.items() if m.pin_uid}
-        return seat(self.gated_pods, self.placements.values(), ready=ready, sticky=sticky)
+        return seat(self.gated_pods, self.placements.values(), ready=ready, sticky=sticky, suits=self.suits)
 
     @cached_property
     def gated_pods(self) -> tuple[Pod, ...]:
@@ -179,6 +179,12 @@ class World:
         for placement in self.placements.values():
             found.setdefault((placement.namespace, placement.spec.req_id), []).append(placement)
         return {key: tuple(some) for key, some in found.items()}
+
+    def suits(self, placement: Placement, pod: Pod) -> bool:
+        """The target could take this very pod now."""
+        there = target(self.view, placement, prefer={request.vendor for request in pod.requests})
+        without = frozenset({pod.key, tag(placement)})
+        return there.ok and room(self.view, placement, pod, there.devices, vendors=self.vendors, without=without).ok
 
     def old_pod(self, placement: Placement) -> Pod | None:
         """The pod to be evicted, as long as its object is there (a namesake with another UID is not it)."""

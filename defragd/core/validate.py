@@ -156,8 +156,9 @@ def target(snapshot: Snapshot, placement: Placement, *, prefer: Collection[str] 
             return no(Reason.DUPLICATE_DEVICE, f"{wanted} is {device.uuid}, which is listed already")
         devices.append(device)
     for device in devices:
-        if not device.healthy:
-            return no(Reason.DEVICE_UNHEALTHY, f"{device.uuid} on {node.name} is unhealthy")
+        if not device.healthy or not device.registered:
+            what = "is unhealthy" if not device.healthy else "is not known to HAMi any more"
+            return no(Reason.DEVICE_UNHEALTHY, f"{device.uuid} on {node.name} {what}")
         if device.cordoned:
             return no(Reason.DEVICE_CORDONED, f"{device.uuid} on {node.name} is cordoned")
         if device.distrusted:
