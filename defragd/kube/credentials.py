@@ -77,7 +77,7 @@ class Credentials:
             if self.source == "in-cluster":
                 load_incluster_config(client_configuration=config)
             else:
-                _check_file(self.source)
+                _check_file(self.source, self._context)
                 load_kube_config(
                     config_file=self.source, context=self._context, client_configuration=config, persist_config=False
                 )
@@ -135,7 +135,7 @@ def _source(path: str | None) -> str:
     raise ConfigError("no cluster given: pass --kubeconfig FILE, set KUBECONFIG, or run inside a cluster")
 
 
-def _check_file(source: str) -> None:
+def _check_file(source: str, context: str | None) -> None:
     """One clear line for the usual mistakes; the client's own messages name neither file nor cause."""
     for name in source.split(os.pathsep):
         if not name:
@@ -151,6 +151,21 @@ def _check_file(source: str) -> None:
         loaded = yaml.safe_load(text)
         if not isinstance(loaded, dict) or not loaded.get("clusters"):
             raise ConfigError(f"kubeconfig {name} names no cluster; it should have clusters, users and contexts")
+        if os.pathsep not in source:
+            _check_user(name, loaded, context)
+
+
+def _check_user(path: str, config: dict[str, Any], context: str | None) -> None:
+    """A context whose user is missing would be anonymous to the client and end in a puzzling 403."""
+    chosen = context or config.get("current-context")
+    contexts, users = config.get("contexts"), config.get("users")
+    for entry in contexts if isinstance(contexts, list) else []:
+        if not isinstance(entry, dict) or entry.get("name") != chosen:
+            continue
+        user = (entry.get("context") or {}).get("user")
+        names = [item.get("name") for item in users or () if isinstance(item, dict)] if isinstance(users, list) else []
+        if user and user not in names:
+            raise ConfigError(f"kubeconfig {path}: context {chosen!r} names user {user!r}, which is not under users")
 
 
 def _bypasses(server: str, no_proxy: str) -> bool:
