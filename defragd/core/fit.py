@@ -15,7 +15,19 @@ import numpy as np
 
 from defragd.core import fit_checks as checks
 from defragd.core.fit_families import FAMILIES, node_bonus
-from defragd.core.fit_state import Order, Pick, Spot, Task, arrange, f32, node_score, rate, spots_of, to_allocations
+from defragd.core.fit_state import (
+    Order,
+    Pick,
+    Spot,
+    Task,
+    arrange,
+    f32,
+    hami_collapse,
+    node_score,
+    rate,
+    spots_of,
+    to_allocations,
+)
 from defragd.core.model import Allocation, Device, DeviceRequest, Node, Pod, Selection
 from defragd.core.reasons import Reason
 from defragd.core.snapshot import Snapshot, collapse
@@ -100,7 +112,9 @@ def _weights(selection: Selection) -> tuple[int, int, int]:
     return selection.weights or _NO_WEIGHTS
 
 
-def _quota(snapshot: Snapshot, pod: Pod, word: str, without: frozenset[str]) -> tuple[int | None, int | None, int, int]:
+def _quota(
+    snapshot: Snapshot, pod: Pod, word: str, without: frozenset[str], as_hami: bool
+) -> tuple[int | None, int | None, int, int]:
     """(memory limit, core limit, memory used, cores used). With several quotas HAMi obeys the one it read last."""
     memory = cores = None
     for quota in snapshot.quotas:
@@ -113,8 +127,9 @@ def _quota(snapshot: Snapshot, pod: Pod, word: str, without: frozenset[str]) -> 
     for other in snapshot.pods.values():
         if other.namespace != pod.namespace or not other.live or not other.booked_node or other.key in without:
             continue
-        mine = [a for a in other.allocations if a.vendor == word]
-        for _slots, mib, core in collapse(mine, init_done=other.init_done).values():
+        mine = tuple(a for a in other.allocations if a.vendor == word)
+        held = hami_collapse(other, mine) if as_hami else collapse(mine, init_done=other.init_done)
+        for _slots, mib, core in held.values():
             used_memory += mib
             used_cores += core
     return memory, cores, used_memory, used_cores
@@ -164,7 +179,7 @@ class _Stage:
                 pin=self.pin,
                 obey_pin=self.config.obey_pin,
                 slots=slots,
-                quota=_quota(self.snapshot, self.pod, request.vendor, self.without)
+                quota=_quota(self.snapshot, self.pod, request.vendor, self.without, self.config.as_hami)
                 if facts.quota
                 else (None, None, 0, 0),
                 soft_slicing=self.config.soft_slicing,

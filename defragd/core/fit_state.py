@@ -43,12 +43,14 @@ class Spot:
         self.cores += cores
 
 
-def hami_collapse(pod: Pod) -> dict[str, tuple[int, int, int]]:
-    """{uuid: (slots, MiB, cores)} by HAMi's own books: init slots are told by their position among the packed slots."""
+def hami_collapse(pod: Pod, entries: tuple[Allocation, ...] | None = None) -> dict[str, tuple[int, int, int]]:
+    """{uuid: (slots, MiB, cores)} by HAMi's own books: init slots are told by their position among the packed slots.
+    ``entries``: only these of the pod's allocations."""
     out: dict[str, tuple[int, int, int]] = {}
-    for uuid in pod.devices:
-        app = [a for a in pod.allocations if a.uuid == uuid and not a.hami_init]
-        init = [a for a in pod.allocations if a.uuid == uuid and a.hami_init]
+    held = pod.allocations if entries is None else entries
+    for uuid in dict.fromkeys(a.uuid for a in held):
+        app = [a for a in held if a.uuid == uuid and not a.hami_init]
+        init = [a for a in held if a.uuid == uuid and a.hami_init]
         if pod.shrunk:
             if not app:
                 continue
