@@ -1,0 +1,237 @@
+"""Policies in force: read from files, reloaded when their content changes; a broken edit keeps the last good version.
+
+Also what the other parts need of a policy: a `Job` to plan it, the `Terms` under which one of its runs goes on (from
+the run's own record: what was approved is what is carried out), and its view for the API.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from defragd.controllers.execution import Terms
+from defragd.controllers.planning import Job
+from defragd.core.pdb import YES, Permit
+from defragd.core.reasons import Reason
+from defragd.core.rules import Rules
+from defragd.core.run import Run
+from defragd.policy.load import SUFFIXES, Context, load_policies, load_text
+from defragd.policy.loaded import LoadedPolicy, PolicySet
+from defragd.policy.registry import strategies
+from defragd.policy.schedule import next_starts
+from defragd.policy.yaml_source import Problem
+from defragd.ports import Clock, Hook
+from defragd.web.deps import PolicyView, StartView
+
+POLL_SECONDS = 2.0
+SHOWN_STARTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A policy in force, and what is wrong with the newest edit of it ("" = nothing)."""
+
+    policy: LoadedPolicy
+    error: str = ""
+
+
+class Policies:
+    """Thread-safe; readers get whole sets."""
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        *,
+        clock: Clock,
+        hook: Hook,
+        context: Context | None = None,
+        time_limit: float = 30.0,
+    ) -> None:
+        self._paths = [Path(p) for p in paths]
+        self._clock = clock
+        self._hook = hook
+        self._context = context
+        self._time_limit = time_limit
+        self._held: dict[str, Held] = {}
+        self._strangers: tuple[Problem, ...] = ()
+        """Errors of files that never were good."""
+        self._digest = ""
+        self._terms: dict[str, Terms] = {}
+        self._guard = threading.Lock()
+        self.beat = clock.monotonic()
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def load(self) -> PolicySet:
+        """Reads everything now. Returns what was read, so that a start with nothing but errors can be refused."""
+        digest = self._fingerprint()
+        found = load_policies(self._paths, self._context)
+        with self._guard:
+            self._digest = digest
+            self._take(found)
+        self._hook(
+            "policies.reloaded",
+            {"result": "broken" if found.errors else "ok", "ok": not found.errors, "policies": len(found.policies)},
+        )
+        for problem in found.errors:
+            self._hook("policy.broken", {"reason": str(problem)})
+        for problem in found.warnings:
+            self._hook("policy.warning", {"reason": str(problem)})
+        return found
+
+    def reload_if_changed(self) -> bool:
+        if self._fingerprint() == self._digest:
+            return False
+        self.load()
+        return True
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.wait(POLL_SECONDS):
+            try:
+                self.reload_if_changed()
+            except Exception as error:  # noqa: BLE001 - the last good policies stay in force
+                self._hook("loop.failed", {"loop": "policies", "error": f"{type(error).__name__}: {error}"})
+            self.beat = self._clock.monotonic()
+
+    def _take(self, found: PolicySet) -> None:
+        new = {policy.name: Held(policy) for policy in found.policies}
+        broken: dict[str, list[Problem]] = {}
+        for problem in found.errors:
+            broken.setdefault(problem.source, []).append(problem)
+        for name, held in self._held.items():
+            source = held.policy.source.rpartition(":")[0]
+            if name not in new and source in broken:
+                new[name] = Held(held.policy, "; ".join(str(p) for p in broken[source])[:1000])
+        sources = {held.policy.source.rpartition(":")[0] for held in new.values() if held.error}
+        self._strangers = tuple(p for p in found.errors if p.source not in sources)
+        self._held = new
+
+    def _fingerprint(self) -> str:
+        """Of names and contents: a mounted ConfigMap changes by swapping a link, times tell nothing."""
+        total = hashlib.sha256()
+        for path in self._paths:
+            try:
+                files = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES) if path.is_dir() else [path]
+                for file in files:
+                    total.update(str(file).encode() + b"\0" + file.read_bytes() + b"\0")
+            except OSError as error:
+                total.update(f"{path}: {error.errno}".encode())
+        return total.hexdigest()
+
+    # -- what others need -----------------------------------------------------------------------------------------
+
+    def all(self) -> tuple[LoadedPolicy, ...]:
+        """Policies in force, by name."""
+        with self._guard:
+            return tuple(self._held[name].policy for name in sorted(self._held))
+
+    def get(self, name: str) -> LoadedPolicy | None:
+        with self._guard:
+            held = self._held.get(name)
+        return held.policy if held else None
+
+    def counts(self) -> Mapping[str, int]:
+        with self._guard:
+            broken = sum(1 for held in self._held.values() if held.error) + len({p.source for p in self._strangers})
+            return {"ok": sum(1 for held in self._held.values() if not held.error), "broken": broken}
+
+    def job(self, policy: LoadedPolicy) -> Job:
+        return Job(
+            name=policy.name,
+            strategy=policy.strategy,
+            args=policy.args,
+            rules=policy.rules,
+            mode=policy.mode,
+            trigger=policy.trigger,
+            settings={"policy": policy.document, "source": policy.source.rpartition(":")[0]},
+            time_limit=self._time_limit,
+            window=window_of(policy),
+        )
+
+    def terms(self, run: Run) -> Terms:
+        """Of the run's own record. A record that cannot be read any more falls back to the live policy, then to the
+        default rules, which are the careful ones."""
+        known = self._terms.get(run.name)
+        if known is None:
+            policy = self._recorded(run) or self.get(run.policy)
+            known = terms_of(policy) if policy is not None else Terms(Rules(), timedelta(hours=2))
+            if len(self._terms) > 200:
+                self._terms.clear()
+            self._terms[run.name] = known
+        return known
+
+    def _recorded(self, run: Run) -> LoadedPolicy | None:
+        document = run.settings.get("policy")
+        if not isinstance(document, Mapping):
+            return None
+        found = load_text(json.dumps(document), str(run.settings.get("source") or "<run>"), self._context)
+        return found.policies[0] if found.policies else None
+
+    def views(self, runs: Sequence[Run]) -> list[PolicyView]:
+        """All policies for the API, good and broken."""
+        with self._guard:
+            held, strangers = dict(self._held), self._strangers
+        now = self._clock.now()
+        latest: dict[str, Run] = {}
+        for run in runs:
+            best = latest.get(run.policy)
+            if best is None or (run.created or now) > (best.created or now):
+                latest[run.policy] = run
+        views = [_view(held[name], latest.get(name), now) for name in sorted(held)]
+        bad: dict[str, list[str]] = {}
+        for problem in strangers:
+            bad.setdefault(problem.source, []).append(str(problem))
+        return views + [PolicyView(name=source, source=source, error="; ".join(e)) for source, e in bad.items()]
+
+
+def window_of(policy: LoadedPolicy) -> Callable[[datetime], Permit]:
+    """Whether a move may start at an instant: the windows allow it then, and still when it could have settled."""
+    settle = policy.rules.execution.settle
+
+    def window(now: datetime) -> Permit:
+        verdict = policy.windows.check(now)
+        if verdict.allowed and verdict.until is not None and verdict.until < now + settle:
+            return Permit(False, Reason.OUTSIDE_WINDOW, f"the window closes at {verdict.until:%H:%M} UTC")
+        return YES if verdict.allowed else Permit(False, Reason.OUTSIDE_WINDOW, verdict.reason)
+
+    return window
+
+
+def terms_of(policy: LoadedPolicy) -> Terms:
+    longest = [s.max_duration for s in policy.schedules]
+    limit = None if not longest or None in longest else max(d for d in longest if d is not None)
+    strategy = strategies().get(policy.strategy)
+    return Terms(policy.rules, limit, bool(getattr(strategy, "drain", False)), window_of(policy))
+
+
+def _view(held: Held, latest: Run | None, now: datetime) -> PolicyView:
+    policy = held.policy
+    spec: dict[str, Any] = policy.document.get("spec", {})
+    first = policy.schedules[0] if policy.schedules else None
+    starts = [
+        StartView(start.utc, start.local.isoformat(), start.allowed, start.reason)
+        for start in next_starts(policy, now, SHOWN_STARTS)
+    ]
+    view = PolicyView(
+        name=policy.name,
+        source=policy.source,
+        digest=policy.digest,
+        strategy=policy.strategy,
+        args=policy.args,
+        mode=policy.mode,
+        schedule="; ".join(s.cron.text for s in policy.schedules),
+        time_zone=first.cron.zone.key if first else "",
+        next_starts=starts,
+        error=held.error,
+        spec=spec,
+        waiting="suspended" if policy.suspended else policy.windows.check(now).reason,
+    )
+    if latest is not None:
+        view = replace(view, last_start=latest.scheduled_for or latest.created, last_run=latest.name)
+    return view

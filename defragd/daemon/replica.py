@@ -1,0 +1,255 @@
+"""One replica of the daemon over ports: which controllers there are, in which order they start, how they stop.
+
+The same on Kubernetes, on the simulated cluster and in tests; only the ports differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from defragd.controllers.execution import RunController
+from defragd.controllers.gates import GateKeeper
+from defragd.controllers.heartbeats import HeartbeatLoop
+from defragd.controllers.janitor import Janitor
+from defragd.controllers.placements import PlacementController
+from defragd.controllers.planning import Planning, PlanRefused
+from defragd.controllers.schedule import Scheduler
+from defragd.core.admission import admit
+from defragd.core.gating import gated
+from defragd.core.plan import Refusal
+from defragd.core.run import Run
+from defragd.core.vendor import Vendor
+from defragd.daemon.loops import Loops
+from defragd.daemon.policies import Policies
+from defragd.daemon.scores import Scores
+from defragd.errors import NotLeader
+from defragd.obs.cluster import Reading
+from defragd.policy.loaded import LoadedPolicy
+from defragd.ports import (
+    Clock,
+    ClusterReader,
+    EventSink,
+    Heartbeats,
+    Hook,
+    Leadership,
+    PlacementStore,
+    PlannerRunner,
+    PodWriter,
+    RunStore,
+)
+from defragd.web.deps import ApiDeps, Authorize, User, deny_writes
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The outside of one replica."""
+
+    reader: ClusterReader
+    placements: PlacementStore
+    runs: RunStore
+    pods: PodWriter
+    events: EventSink
+    leadership: Leadership
+    heartbeats: Heartbeats
+    clock: Clock
+    seen: Callable[[], int] | None = None
+    heartbeats_ready: Callable[[], bool] = lambda: True
+    """The other replicas' words are known; before, no placement evicts."""
+
+
+class Replica:
+    """Builds everything at once; `start` runs it, `stop` ends it within a time."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        *,
+        policies: Policies,
+        planner: PlannerRunner,
+        hook: Hook,
+        vendors: Mapping[str, Vendor],
+        namespace: str,
+        paused: Callable[[], str] = lambda: "",
+        admission_mode: str = "gate",
+        resources: frozenset[str] = frozenset(),
+        max_age_seconds: float = 90.0,
+        rescore_seconds: float = 15.0,
+        schedule_seconds: float = 5.0,
+    ) -> None:
+        self.ports, self.policies, self._hook, self._vendors = ports, policies, hook, vendors
+        self._mode, self._resources = admission_mode, resources
+        p = ports
+        self.loops = Loops(p.clock, hook)
+        self.keeper = GateKeeper(reader=p.reader, placements=p.placements, pods=p.pods, clock=p.clock, hook=hook)
+        self.beats = HeartbeatLoop(
+            heartbeats=p.heartbeats, placements=p.placements, reader=p.reader, clock=p.clock, seen=p.seen
+        )
+        self.placements = PlacementController(
+            reader=p.reader,
+            placements=p.placements,
+            pods=p.pods,
+            events=p.events,
+            leadership=p.leadership,
+            heartbeats=p.heartbeats,
+            clock=p.clock,
+            hook=hook,
+            vendors=vendors,
+            seen=p.seen,
+            heartbeats_ready=p.heartbeats_ready,
+            max_age_seconds=max_age_seconds,
+            paused=paused,
+        )
+        self.janitor = Janitor(
+            reader=p.reader,
+            placements=p.placements,
+            pods=p.pods,
+            leadership=p.leadership,
+            clock=p.clock,
+            hook=hook,
+            vendors=vendors,
+            max_age_seconds=max_age_seconds,
+        )
+        self.runs = RunController(
+            reader=p.reader,
+            placements=p.placements,
+            runs=p.runs,
+            events=p.events,
+            leadership=p.leadership,
+            clock=p.clock,
+            hook=hook,
+            vendors=vendors,
+            terms=policies.terms,
+            paused=paused,
+            max_age_seconds=max_age_seconds,
+        )
+        self.planning = Planning(
+            reader=p.reader,
+            runs=p.runs,
+            planner=planner,
+            leadership=p.leadership,
+            clock=p.clock,
+            hook=hook,
+            vendors=vendors,
+            namespace=namespace,
+            max_age_seconds=max_age_seconds,
+        )
+        self.scheduler: Scheduler[LoadedPolicy] = Scheduler(
+            policies=policies.all,
+            job=policies.job,
+            planning=self.planning,
+            runs=p.runs,
+            leadership=p.leadership,
+            clock=p.clock,
+            hook=hook,
+            every_seconds=schedule_seconds,
+        )
+        self.scores = Scores(
+            reader=p.reader,
+            placements=p.placements,
+            runs=p.runs,
+            leadership=p.leadership,
+            clock=p.clock,
+            hook=hook,
+            waiting=lambda: self.runs.waiting,
+            rescore_seconds=rescore_seconds,
+        )
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def start_keeper(self) -> None:
+        """First of all: pods that wait behind a gate nobody looks after."""
+        self.loops.start("gates", self.keeper.run, beat=lambda: self.keeper.beat, limit=60.0)
+        self.loops.start("heartbeats", self.beats.run)
+
+    def start(self) -> None:
+        """The rest, when the caches are filled."""
+        self.loops.start("placements", self.placements.run, beat=lambda: self.placements.beat)
+        self.loops.start("runs", self.runs.run, beat=lambda: self.runs.beat)
+        self.loops.start("janitor", self.janitor.run, beat=lambda: self.janitor.beat)
+        self.loops.start("policies", self.policies.run, beat=lambda: self.policies.beat)
+        self.loops.start("schedule", self.scheduler.run, beat=lambda: self.scheduler.beat, limit=900.0)
+        self.loops.start("scores", self.scores.run, beat=lambda: self.scores.beat, limit=300.0)
+
+    def stop(self, timeout: float) -> list[str]:
+        return self.loops.stop(timeout)
+
+    # -- for the servers ------------------------------------------------------------------------------------------
+
+    def decide(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The webhook's decision: from the cache, without waiting."""
+        waiting = [p for p in self.ports.placements.list() if p.open]
+        return admit(
+            request,
+            waiting,
+            now=self.ports.clock.now(),
+            mode=self._mode,
+            vendors=self._vendors,
+            resources=self._resources,
+        )
+
+    def plan_now(self, policy: str, user: User, *, timeout: float = 120.0) -> Run | Refusal:
+        """On a person's word. KeyError: no such policy. NotLeader: ask the leader."""
+        if self.policies.get(policy) is None:
+            raise KeyError(policy)
+        if not self.ports.leadership.is_leader():
+            holder = self.ports.leadership.holder() or "nobody"
+            raise NotLeader(f"only the leader plans, and that is {holder}")
+        try:
+            return self.scheduler.request(policy, trigger=f"manual ({user.name})").result(timeout)
+        except PlanRefused as error:
+            return Refusal(f"DefragPolicy/{policy}", error.reason, error.detail)
+
+    def reading(self) -> Reading | None:
+        """What one scrape of the metrics sees."""
+        p = self.ports
+        synced = p.reader.synced()
+        snapshot = p.reader.snapshot() if synced else None
+        found = self.scores.current()
+        scores = {**self.scores.pools(), **({"all": found} if found is not None else {})}
+        return Reading(
+            snapshot=snapshot,
+            scores=scores,
+            placements=p.placements.list(),
+            runs=p.runs.list(),
+            snapshot_age_seconds=p.reader.age_seconds(),
+            leader=p.leadership.is_leader(),
+            policies=self.policies.counts(),
+            gated_pods=len(gated(snapshot.pods.values())) if snapshot else None,
+        )
+
+    def api_deps(
+        self,
+        *,
+        metrics: Any = None,
+        ready: Mapping[str, Callable[[], str]] | None = None,
+        authorize: Authorize = deny_writes,
+        writes_enabled: bool = False,
+        explain: Any = None,
+        settings: Mapping[str, Any] | None = None,
+        title: str = "",
+    ) -> ApiDeps:
+        p = self.ports
+        checks = {"caches": lambda: "" if p.reader.synced() else "not filled yet", **(ready or {})}
+        return ApiDeps(
+            reader=p.reader,
+            placements=p.placements,
+            runs=p.runs,
+            leadership=p.leadership,
+            clock=p.clock,
+            policies=lambda: self.policies.views(p.runs.list()),
+            score=self.scores.current,
+            pool_scores=self.scores.pools,
+            metrics=metrics,
+            plan_now=self.plan_now,
+            explain=explain,
+            live={"loops": self.loops.health},
+            ready=checks,
+            authorize=authorize,
+            writes_enabled=writes_enabled,
+            settings=settings or {},
+            events=p.events,
+            hook=self._hook,
+            title=title,
+        )
