@@ -208,6 +208,8 @@ class Reflector(Generic[T]):
                 seen += 1
                 revision = event.revision or revision
                 self._proven()
+        except msgspec.DecodeError as err:
+            raise Expired(f"watch of {self.kind.name}: the stream is not readable ({err})") from err
         except ReadTimeoutError:
             reason = f"no event and no bookmark for {self._silence:g} s"
         except (HTTPError, OSError, ValueError, AttributeError) as err:
