@@ -243,17 +243,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 with fake.lock:
                     if sock not in fake.watching:
                         return
-                    news = [(rev, kind, obj) for rev, kind, obj in fake.log.get(path, []) if rev > at]
+                    news = [event for event in fake.log.get(path, []) if event[0] > at]
                     if not news:
                         fake.changed.wait(0.05)
-                        if fake.bookmarks and fake.revision > at:
-                            at = fake.revision
-                            news = [(at, "BOOKMARK", {"metadata": {"resourceVersion": str(at)}})]
-                            if fake.log.get(path, []) and fake.log[path][-1][0] > int(
-                                query.get("resourceVersion") or 0
-                            ):
-                                late = [e for e in fake.log[path] if e[0] == at]
-                                news = late or news
+                        news = [event for event in fake.log.get(path, []) if event[0] > at]
+                    if not news and fake.bookmarks and fake.revision > at:
+                        news = [(fake.revision, "BOOKMARK", {"metadata": {"resourceVersion": str(fake.revision)}})]
                 for rev, kind, obj in news:
                     at = rev
                     self._chunk({"type": kind, "object": obj})
