@@ -141,7 +141,7 @@ class CapSettings(_Group):
     """Moves in flight from one node."""
     per_namespace: Count | None = None
     """Moves in flight in one namespace."""
-    modes: list[Literal["DryRun", "Approve", "Auto"]] = ["DryRun", "Approve", "Auto"]  # noqa: RUF012
+    modes: list[Literal["DryRun", "Approve", "Auto"]] = ["DryRun", "Approve", "Auto"]
     """Modes that policies may use."""
 
 

@@ -80,13 +80,13 @@ def test_wrong_files(tmp_path, text, says):
 
 def test_the_place_of_an_error_is_the_variable_or_the_flag(monkeypatch):
     monkeypatch.setenv("DEFRAGD_CAPS__PER_DAY", "-1")
-    with pytest.raises(ConfigError, match="^DEFRAGD_CAPS__PER_DAY: must be"):
+    with pytest.raises(ConfigError, match=r"^DEFRAGD_CAPS__PER_DAY: must be"):
         load_settings()
     monkeypatch.delenv("DEFRAGD_CAPS__PER_DAY")
-    with pytest.raises(ConfigError, match="^--webhook-url: "):
+    with pytest.raises(ConfigError, match=r"^--webhook-url: "):
         load_settings(None, {"webhook": {"url": "ftp://x"}})
     monkeypatch.setenv("DEFRAGD_CAPS", "no json")
-    with pytest.raises(ConfigError, match="^environment: "):
+    with pytest.raises(ConfigError, match=r"^environment: "):
         load_settings()
     with pytest.raises(ConfigError, match="cannot be read"):
         load_settings("/nowhere/c.yaml")
