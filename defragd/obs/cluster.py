@@ -5,6 +5,7 @@ The daemon gives a `Reading`; what depends only on the snapshot is kept while th
 
 from __future__ import annotations
 
+import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from defragd.core.model import Device
+from defragd.core.model import Device, Node
 from defragd.core.placement import Phase, Placement
 from defragd.core.plan import Score
 from defragd.core.run import MoveState, Run, RunPhase
@@ -76,9 +77,9 @@ class ClusterCollector(Collector):
 
     def __init__(self, source: Callable[[], Reading | None], *, pools: PoolOf = pool_of, max_age: float = 5.0) -> None:
         self._source = source
-        self._pools = pools
         self._max_age = max_age
         self._bounded = Bounded(50, (ALL,))
+        self._nodes = _Nodes(lambda node: self._bounded(pools(node)))
         self._shapes = Bounded(MAX_SHAPES)
         self._families: tuple[GaugeMetricFamily, ...] = ()
         self._made = float("-inf")
@@ -93,7 +94,7 @@ class ClusterCollector(Collector):
         yield from _scores(reading, self._bounded, self._shapes)
         now = time.monotonic()
         if reading.snapshot is not None and now - self._made >= self._max_age:
-            self._families = tuple(_devices(reading.snapshot, lambda node: self._bounded(self._pools(node))))
+            self._families = tuple(_devices(reading.snapshot, self._nodes.figures(reading.snapshot)))
             self._made = now
         yield from self._families
 
@@ -194,29 +195,71 @@ def _recoverable(runs: Sequence[Run]) -> float:
         return 0.0
 
 
-def _devices(snapshot: Snapshot, pools: PoolOf) -> Iterator[GaugeMetricFamily]:
+@dataclass(frozen=True, slots=True)
+class _NodeFigures:
+    """What one node adds to the sums, with the objects it was computed from (compared by identity)."""
+
+    key: tuple[object, ...]
+    pool: str
+    states: Counter[str]
+    state: str
+    memory: int
+    used: int
+    hole: int
+
+
+class _Nodes:
+    """Figures per node, computed again only where node, books or holds are other objects than last time."""
+
+    def __init__(self, pools: PoolOf) -> None:
+        self._pools = pools
+        self._kept: dict[str, _NodeFigures] = {}
+
+    def figures(self, snapshot: Snapshot) -> list[_NodeFigures]:
+        """One entry per node with devices."""
+        fresh: dict[str, _NodeFigures] = {}
+        for name, node in snapshot.nodes.items():
+            if node.devices:
+                key = (node, *snapshot.booked_on.get(name, ()), *snapshot.holds_on.get(name, ()))
+                kept = self._kept.get(name)
+                fresh[name] = kept if kept is not None and same(kept.key, key) else self._compute(snapshot, node, key)
+        self._kept = fresh
+        return list(fresh.values())
+
+    def _compute(self, snapshot: Snapshot, node: Node, key: tuple[object, ...]) -> _NodeFigures:
+        usage = snapshot.usage(node.name)
+        states: Counter[str] = Counter()
+        memory = used = hole = 0
+        busy = False
+        for device in node.devices:
+            use = usage[device.uuid]
+            states[device_state(device, use)] += 1
+            memory += device.memory_mib
+            used += min(use.memory_mib, device.memory_mib)
+            busy = busy or bool(use.holders)
+            if device.usable and free_share(device, use) > 0:
+                hole = max(hole, device.memory_mib - use.memory_mib)
+        state = "unready" if not node.ready else "unschedulable" if not node.schedulable else "busy" if busy else "idle"
+        return _NodeFigures(key, self._pools(node), states, state, memory, used, hole)
+
+
+def same(first: tuple[object, ...], second: tuple[object, ...]) -> bool:
+    """The same objects in the same order; frozen values, so the same object is the same content."""
+    return len(first) == len(second) and all(map(operator.is_, first, second))
+
+
+def _devices(snapshot: Snapshot, figures: Sequence[_NodeFigures]) -> Iterator[GaugeMetricFamily]:
     states: dict[str, Counter[str]] = {}
     node_states: dict[str, Counter[str]] = {}
     total: Counter[str] = Counter()
     used: Counter[str] = Counter()
     largest: dict[str, int] = {}
-    for node in snapshot.nodes.values():
-        if not node.devices:
-            continue
-        pool = pools(node)
-        usage = snapshot.usage(node.name)
-        busy = False
-        counts = states.setdefault(pool, Counter())
-        for device in node.devices:
-            use = usage[device.uuid]
-            counts[device_state(device, use)] += 1
-            total[pool] += device.memory_mib
-            used[pool] += min(use.memory_mib, device.memory_mib)
-            busy = busy or bool(use.holders)
-            free = device.memory_mib - use.memory_mib if device.usable and free_share(device, use) > 0 else 0
-            largest[pool] = max(largest.get(pool, 0), free)
-        state = "unready" if not node.ready else "unschedulable" if not node.schedulable else "busy" if busy else "idle"
-        node_states.setdefault(pool, Counter())[state] += 1
+    for item in figures:
+        states.setdefault(item.pool, Counter()).update(item.states)
+        node_states.setdefault(item.pool, Counter())[item.state] += 1
+        total[item.pool] += item.memory
+        used[item.pool] += item.used
+        largest[item.pool] = max(largest.get(item.pool, 0), item.hole)
     devices = _gauge("defragd_devices", "Devices by state.", "pool", "state")
     nodes = _gauge("defragd_nodes", "Nodes with devices, by state.", "pool", "state")
     memory = _gauge("defragd_device_memory_bytes", "Device memory registered.", "pool")

@@ -121,6 +121,15 @@ class Metrics:
         self.policy_reloads = count("defragd_policy_reloads_total", "Reloads of policy files.", "result")
         self.breaker_open = gauge("defragd_breaker_open", "1 while a policy is stopped by its breaker.", "policy")
         self.cycle_time = gauge("defragd_last_cycle_timestamp_seconds", "When a loop last finished a cycle.", "loop")
+        self.recycled = count(
+            "defragd_pods_recycled_total", "Own pinned pods that could not start, evicted once without pin.", "result"
+        )
+        self.loop_failures = count("defragd_loop_failures_total", "Cycles that ended with an exception.", "loop")
+        self.certificate_renewals = count("defragd_certificate_renewals_total", "Serving certificates made anew.")
+        self.certificate_trouble = count("defragd_certificate_failures_total", "Certificate upkeep that failed.")
+        self.gates_stuck = count("defragd_gate_release_failures_total", "Scheduling gates that resist removal.")
+        self.events_lost = count("defragd_kube_events_lost_total", "Kubernetes Events dropped or refused.")
+        self.user_actions = count("defragd_user_actions_total", "Changes that people asked for.", "verb")
         self.events = count("defragd_unexpected_events_total", "Reports that no metric knows.")
 
     def _zero(self) -> None:
@@ -149,6 +158,12 @@ class Metrics:
             self.webhook_faults.labels(fault)
         for result in ("ok", "failed"):
             self.policy_reloads.labels(result)
+        for result in EVICTION_RESULTS:
+            self.recycled.labels(result)
+        for loop in ("placements", "runs", "gates", "janitor", "schedule"):
+            self.loop_failures.labels(loop)
+        for verb in ("approve", "pause", "resume", "cancel", "run"):
+            self.user_actions.labels(verb)
 
     def know_policy(self, policy: str) -> None:
         """Create the series of a policy at zero, so that rates are right from its first move on."""

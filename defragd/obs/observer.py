@@ -28,12 +28,22 @@ STAGE_OF = {
     "schedule": "schedule",
     "ready": "ready",
     "settle": "settle",
+    "pending": "hold",
+    "held": "hold",
+    "evicting": "evict",
+    "awaiting": "schedule",
+    "starting": "ready",
+    "settling": "settle",
 }
-"""Placement phases (or stages as they are) to the stages of ``defragd_move_duration_seconds``."""
+"""Words of "placement.ended" to the stages of ``defragd_move_duration_seconds``; those of one stage are added up."""
 
 DEBUG_EVENTS = frozenset({"api.call", "webhook.request"})
 """Frequent and harmless: logged when debugging only; their faults are logged as warnings."""
-WARNING_EVENTS = frozenset({"plan.failed", "watch.restart", "policy.broken", "webhook.fault", "api.fault"})
+WARNING_EVENTS = frozenset(
+    {"plan.failed", "watch.restart", "watch.unavailable", "policy.broken", "api.fault", "object.broken", "gate.stuck"}
+)
+WARNING_ENDINGS = (".trouble", ".failed", ".dropped")
+"""Events by the end of their name that are warnings too."""
 FAULT_INTERVAL = 60.0
 """The same fault is logged once a minute at most, with the number of those left out; it is always counted."""
 
@@ -58,6 +68,14 @@ class Observer:
             "plan.done": self._plan_done,
             "plan.failed": self._plan_failed,
             "watch.restart": self._watch_restart,
+            "recycle": lambda f: self.metrics.recycled.labels(_result(f)).inc(),
+            "loop.failed": lambda f: self.metrics.loop_failures.labels(_text(f, "loop")).inc(),
+            "certs.renewed": lambda _f: self.metrics.certificate_renewals.inc(),
+            "certs.trouble": lambda _f: self.metrics.certificate_trouble.inc(),
+            "gate.stuck": lambda _f: self.metrics.gates_stuck.inc(),
+            "event.dropped": lambda _f: self.metrics.events_lost.inc(),
+            "event.failed": lambda _f: self.metrics.events_lost.inc(),
+            "api.write": lambda f: self.metrics.user_actions.labels(_text(f, "verb")).inc(),
             "api.call": self._api_call,
             "leader.changed": lambda _f: self.metrics.leader_changes.inc(),
             "http.request": self._http,
@@ -90,7 +108,7 @@ class Observer:
                 return
         if event in DEBUG_EVENTS or event == "http.request":
             self.logger.debug(event, **data)
-        elif event in WARNING_EVENTS or data.get("level") == "warning":
+        elif event in WARNING_EVENTS or event.endswith(WARNING_ENDINGS) or data.get("level") == "warning":
             data.pop("level", None)
             self.logger.warning(event, **data)
         else:
@@ -123,16 +141,19 @@ class Observer:
             self.metrics.placements_missed.labels(reason).inc()
         seconds = fields.get("seconds") or fields.get("phases")
         if isinstance(seconds, Mapping):
+            sums: dict[str, float] = {}
             for name, value in seconds.items():
                 stage = STAGE_OF.get(str(name))
                 if stage is not None and value is not None:
-                    self.metrics.move_seconds.labels(stage).observe(float(value))
+                    sums[stage] = sums.get(stage, 0.0) + float(value)
+            for stage, total in sums.items():
+                self.metrics.move_seconds.labels(stage).observe(total)
 
     def _eviction(self, fields: Fields) -> None:
-        result = str(fields.get("result") or "").lower()
+        result = _result(fields)
         if result == "blocked":
             self.metrics.pdb_waits.inc()
-        self.metrics.evictions.labels(result if result in EVICTION_RESULTS else "error").inc()
+        self.metrics.evictions.labels(result).inc()
 
     def _webhook(self, fields: Fields) -> None:
         decision = str(fields.get("decision") or "unchanged")
@@ -189,10 +210,23 @@ class Observer:
         self.metrics.cycle_time.labels(self.metrics.resource(str(fields.get("loop") or "main"))).set(time.time())
 
 
+def _text(fields: Fields, key: str) -> str:
+    return str(fields.get(key) or "")[:40]
+
+
+def _result(fields: Fields) -> str:
+    """ports.Outcome as the metrics' word; what is unknown counts as an error."""
+    result = str(fields.get("result") or "").lower()
+    return result if result in EVICTION_RESULTS else "error"
+
+
 def _why(fields: Fields) -> str:
     why = str(fields.get("why") or "").lower()
     return why if why in ("pinned", "overdue", "closed", "surplus", "failed") else OTHER
 
 
 def _dry(fields: Fields) -> str:
-    return "false" if fields.get("dry_run") is False or fields.get("mode") in ("Auto", "Approve") else "true"
+    if fields.get("dry_run") is not None:
+        return "true" if fields["dry_run"] else "false"
+    mode = fields.get("mode")
+    return "unknown" if mode is None else "true" if mode == "DryRun" else "false"

@@ -105,6 +105,9 @@ class Actions:
         except KeyError as error:
             raise Problem(404, f"there is no {error.args[0] if error.args else 'such object'!r}") from error
         except DefragError as error:
+            reason = getattr(error, "reason", None)
+            if reason:  # a refusal with a reason of its own: not now, asking again may succeed
+                raise Problem(409, str(getattr(error, "detail", error)), reason=str(reason)) from error
             raise Problem(503, str(error), reason="ClusterError") from error
 
     @staticmethod

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from defragd.core.model import Device, Node, Pod
 from defragd.core.snapshot import DeviceUsage, Snapshot, collapse
-from defragd.obs.cluster import DEVICE_STATES, device_state, free_share
+from defragd.obs.cluster import DEVICE_STATES, device_state, free_share, same
 from defragd.obs.pools import PoolOf, pool_of
 from defragd.ports import Clock, ClusterReader
 
@@ -149,14 +149,34 @@ def summarize(views: Iterable[NodeView]) -> Summary:
     return Summary(nodes, idle, unready, devices, counts, memory, used, free)
 
 
-def build_view(snapshot: Snapshot, pools: PoolOf = pool_of) -> ClusterView:
-    """One pass over nodes and their books; nodes in order of name."""
-    return ClusterView(snapshot, tuple(_node(snapshot, snapshot.nodes[name], pools) for name in sorted(snapshot.nodes)))
+Kept = dict[str, tuple[tuple[object, ...], NodeView]]
+"""Views of nodes with the objects they were made from."""
 
 
-def _node(snapshot: Snapshot, node: Node, pools: PoolOf) -> NodeView:
+def build_view(snapshot: Snapshot, pools: PoolOf = pool_of, kept: Kept | None = None) -> ClusterView:
+    """One pass over nodes and their books; nodes in order of name.
+
+    ``kept`` is read and brought up to date: nodes whose objects are the same as before are not computed again.
+    """
+    views = []
+    fresh: Kept = {}
+    for name in sorted(snapshot.nodes):
+        node = snapshot.nodes[name]
+        pods = len(snapshot.pods_on.get(name, ()))
+        key = (node, pods, *snapshot.booked_on.get(name, ()), *snapshot.holds_on.get(name, ()))
+        old = kept.get(name) if kept else None
+        view = old[1] if old is not None and same(old[0], key) else _node(snapshot, node, pools, pods)
+        fresh[name] = (key, view)
+        views.append(view)
+    if kept is not None:
+        kept.clear()
+        kept.update(fresh)
+    return ClusterView(snapshot, tuple(views))
+
+
+def _node(snapshot: Snapshot, node: Node, pools: PoolOf, pods: int) -> NodeView:
     if not node.devices:
-        return NodeView(node, pools(node), (), len(snapshot.pods_on.get(node.name, ())))
+        return NodeView(node, pools(node), (), pods)
     usage = snapshot.usage(node.name)
     parts: dict[str, list[Segment]] = {device.uuid: [] for device in node.devices}
     sizes = {device.uuid: device for device in node.devices}
@@ -174,7 +194,7 @@ def _node(snapshot: Snapshot, node: Node, pools: PoolOf) -> NodeView:
         use = usage[device.uuid]
         segments = tuple(sorted(parts[device.uuid], key=lambda s: (s.hold, -s.share, s.holder)))
         views.append(DeviceView(device, use, device_state(device, use), free_share(device, use), segments))
-    return NodeView(node, pools(node), tuple(views), len(snapshot.pods_on.get(node.name, ())))
+    return NodeView(node, pools(node), tuple(views), pods)
 
 
 def _segment(holder: str, device: Device, held: tuple[int, int, int]) -> Segment:
@@ -193,6 +213,7 @@ class ViewCache:
     def __init__(self, reader: ClusterReader, clock: Clock, pools: PoolOf, max_age: float) -> None:
         self._reader, self._clock, self._pools, self._max_age = reader, clock, pools, max_age
         self._lock = threading.Lock()
+        self._kept: Kept = {}
         self._view: ClusterView | None = None
         self._version = -1
         self._made = 0.0
@@ -201,6 +222,6 @@ class ViewCache:
         with self._lock:
             now, version = self._clock.monotonic(), self._reader.version()
             if self._view is None or (version != self._version and now - self._made >= self._max_age):
-                self._view = build_view(self._reader.snapshot(), self._pools)
+                self._view = build_view(self._reader.snapshot(), self._pools, self._kept)
                 self._version, self._made = version, now
             return self._view

@@ -10,7 +10,9 @@ from collections.abc import Callable, Collection, Sequence
 from markupsafe import Markup, escape
 
 from defragd.core.plan import Move
+from defragd.core.run import MoveState, Run
 from defragd.web.cluster_view import ClusterView, DeviceView, NodeView
+from defragd.web.resources import move_counts
 from defragd.web.wording import gib, percent, short
 
 BAR = 240
@@ -77,8 +79,8 @@ def glance(view: ClusterView, *, width: int = 1160) -> Markup:
     groups: dict[str, list[NodeView]] = {}
     for node in view.with_devices:
         groups.setdefault(node.pool, []).append(node)
-    big = sum(len(n.devices) for n in view.with_devices) <= 300
-    cell, gap = (16, 10) if big else (CELL, GAP)
+    count = sum(len(n.devices) for n in view.with_devices)
+    cell, gap = (24, 14) if count <= 120 else (16, 10) if count <= 400 else (CELL, GAP)
     y = 0
     for pool in sorted(groups):
         labels.append(f'<text x="0" y="{y + 12}">{escape(pool)} · {len(groups[pool])} nodes</text>')
@@ -115,6 +117,28 @@ _WORDS = {
 def legend() -> list[tuple[str, str]]:
     """(class, words) of the colours, in order."""
     return [(name, _WORDS[name]) for name in TONES]
+
+
+def progress(run: Run) -> Markup:
+    """How far a run is: done, failed, refused, in flight of all planned moves."""
+    counts = move_counts(run)
+    flight = sum(1 for move in run.moves if move.state is MoveState.IN_FLIGHT)
+    total = max(1, counts["planned"])
+    parts, x = "", 0.0
+    for name, number in (
+        ("done", counts["done"]),
+        ("failed", counts["failed"]),
+        ("refused", counts["refused"]),
+        ("inflight", flight),
+    ):
+        width = 100 * number / total
+        parts += f'<rect class="{name}" x="{x:.2f}" width="{width:.2f}" height="8"></rect>' if number else ""
+        x += width
+    return Markup(
+        '<svg class="progress" viewBox="0 0 100 8" preserveAspectRatio="none" role="img" '
+        f'aria-label="{counts["done"]} of {counts["planned"]} moves done">'
+        f'<rect class="track" width="100" height="8"></rect>{parts}</svg>'
+    )
 
 
 def graph(moves: Sequence[Move], link: Callable[[Move], str], states: dict[str, str] | None = None) -> Markup:

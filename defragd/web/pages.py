@@ -157,9 +157,19 @@ def _cluster(pages: Blueprint, deps: ApiDeps, views: ViewCache) -> None:
         size = min(read_limit(request, NODES_PER_PAGE), 200)
         shown = nodes[(number - 1) * size : number * size]
         return show(
-            deps, "map.html", view=view, nodes=shown, total=total, number=number, last=max(1, -(-total // size)),
-            pool=pool, text=text, state=state, query=_query(pool=pool, q=text, state=state),
-        )  # fmt: skip
+            deps,
+            "map.html",
+            view=view,
+            nodes=shown,
+            total=total,
+            number=number,
+            last=max(1, -(-total // size)),
+            columns=max((len(n.devices) for n in shown), default=0),
+            pool=pool,
+            text=text,
+            state=state,
+            query=_query(pool=pool, q=text, state=state),
+        )
 
 
 def _has(node: Any, state: str) -> bool:

@@ -21,8 +21,8 @@ def sentence(score: Score, plan: Mapping[str, Any] | None = None) -> str:
     """The score for people; ``plan`` (a plan object with fragmentation) adds what its moves would bring."""
     if not score.classes or score.idle_gpus <= 0:
         return "Nothing is idle, or nothing typical is missing: fragmentation is 0."
-    top = [c.label for c in sorted(score.classes, key=lambda c: -c.weight)[:3]]
-    shapes = ", ".join(top) + (", …" if len(score.classes) > 3 else "")
+    ranked = dict.fromkeys(_brief(c.label) for c in sorted(score.classes, key=lambda c: -c.weight))
+    shapes = "; ".join(list(ranked)[:3]) + ("; …" if len(ranked) > 3 else "")
     idle = f"{score.idle_gpus:,.0f}" if score.idle_gpus >= 10 else f"{score.idle_gpus:.1f}"
     if score.loss >= 0.995:
         more = "could take far more than they can today: hardly one such request fits now"
@@ -42,6 +42,11 @@ def sentence(score: Score, plan: Mapping[str, Any] | None = None) -> str:
     if causes:
         text += f" Causes: {', '.join(causes)}."
     return text + _after(plan)
+
+
+def _brief(label: str) -> str:
+    """The part of a shape's label that speaks of devices: what it asks of the host is left out."""
+    return ", ".join(label.split(", ")[:2])
 
 
 def _after(plan: Mapping[str, Any] | None) -> str:

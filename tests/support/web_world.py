@@ -237,7 +237,7 @@ def build_plan(snapshot: Snapshot) -> PlanReply:
     lone = []
     for node in snapshot.nodes.values():
         for uuid, use in snapshot.usage(node.name).items():
-            if len(use.holders) == 1 and use.holders[0] in snapshot.pods and use.cores <= 50:
+            if 1 <= len(use.holders) <= 2 and use.holders[0] in snapshot.pods and use.cores <= 50:
                 lone.append((node.name, uuid, use.holders[0]))
     moves = []
     for k, (source, target) in enumerate(zip(lone[0::2], lone[1::2], strict=False)):

@@ -128,7 +128,7 @@ def test_silent_and_babbling_peers_do_not_hold_up_others(server: Server) -> None
 
 def test_old_tls_is_refused(server: Server) -> None:
     context = trusting()
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         context.maximum_version = ssl.TLSVersion.TLSv1_1
     with socket.create_connection(("127.0.0.1", server.port), 5) as raw, pytest.raises((ssl.SSLError, OSError)):
         context.wrap_socket(raw)

@@ -105,8 +105,10 @@ def test_any_body_is_allowed(body: bytes) -> None:
     Seen(lambda request: PATCH).post(body)
 
 
-@given(st.dictionaries(st.sampled_from(["uid", "object", "oldObject", "namespace", "dryRun"]),
-                       st.none() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=2)))  # fmt: skip
+VALUES = st.none() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=2)
+
+
+@given(st.dictionaries(st.sampled_from(["uid", "object", "oldObject", "namespace", "dryRun"]), VALUES))
 def test_any_request_is_allowed(request) -> None:
     Seen(lambda r: r["object"]["metadata"]).post({"apiVersion": "admission.k8s.io/v1", "request": request})
 
