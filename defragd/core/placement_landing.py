@@ -172,7 +172,7 @@ def _starting(placement: Placement, pod: Pod, memory: Memory, now: datetime, lim
 def _settling(placement: Placement, pod: Pod, world: World, memory: Memory, now: datetime) -> Decision:
     spec, status = placement.spec, placement.status
     memory = replace(memory, ready_seen=True)
-    settled = (pod.ready_since or now) + spec.settle
+    settled = _ready_from(pod, now) + spec.settle
     if now >= settled:
         return _completed(placement, pod, world, memory, now)
     if status.phase is not Phase.SETTLING and spec.settle >= SHOW_SETTLING and not memory.dry_run:
@@ -180,9 +180,18 @@ def _settling(placement: Placement, pod: Pod, world: World, memory: Memory, now:
         detail = f"{pod.name} is Ready on {', '.join(status.devices)}; settled in {span(spec.settle)}"
         answer = told(placement, memory, Phase.SETTLING, Reason.SETTLING, detail, settled)
         assert answer.status is not None
-        ready = replace(answer.status, ready_at=pod.ready_since or now, assignments=assignments(pod, world.snapshot))
+        ready = replace(answer.status, ready_at=_ready_from(pod, now), assignments=assignments(pod, world.snapshot))
         return replace(answer, status=ready)
     return Decision(wake=settled, memory=memory)
+
+
+def _ready_from(pod: Pod, now: datetime) -> datetime:
+    """Since when the pod is Ready at the latest. Kubernetes cuts times down to whole seconds: counted from there, a
+    pod would be called settled up to a second too early."""
+    since = pod.ready_since
+    if since is None:
+        return now
+    return since if since.microsecond else min(now, since + timedelta(seconds=1))
 
 
 def _completed(placement: Placement, pod: Pod, world: World, memory: Memory, now: datetime) -> Decision:
@@ -194,7 +203,7 @@ def _completed(placement: Placement, pod: Pod, world: World, memory: Memory, now
         Reason.COMPLETED,
         message,
         now,
-        ready_at=pod.ready_since or placement.status.ready_at or now,
+        ready_at=_ready_from(pod, now) if pod.ready_since else placement.status.ready_at or now,
         assignments=assignments(pod, world.snapshot),
     )
     status = replace(

@@ -222,7 +222,7 @@ class CertKeeper:
             wanted = webhook_config.desired(self._url, bundle, namespaces=namespaces, conditions=self._conditions)
             if webhook_config.agrees(config, wanted):
                 return True
-            result = webhook_config.apply(self._client, wanted)
+            result = webhook_config.apply(self._client, wanted, there=config is not None)
         elif config is None:
             name = webhook_config.NAME
             self._hook(
