@@ -20,7 +20,6 @@ from defragd.errors import ClusterError, DefragError, Unreachable
 from defragd.hami.config import HamiConfig
 from defragd.kube import kinds, wire
 from defragd.kube.client import Client, no_hook
-from defragd.kube.decode import ListDecoder
 from defragd.kube.placements import placement_from_wire
 from defragd.kube.reflector import SILENCE, WATCH_SECONDS, Kind, Reflector, list_all
 from defragd.kube.runs import KIND as RUN_KIND
@@ -98,7 +97,7 @@ class KubeCluster:
         self.pods = KubePods(client, self.fence, self._stores[kinds.PODS.name])
         self.placements = KubePlacements(client, self.fence, self._stores[PLACEMENTS], placements)
         self.runs = KubeRuns(client, self.fence, namespace, self._stores[RUNS], runs)
-        self._pod_decoder = ListDecoder(wire.Pod, "Pod")
+        self._pod_decoder = kinds.PODS.decoder()
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -224,7 +223,7 @@ def read_stores(client: Client) -> dict[str, Store[Any]]:
         store: Store[Any] = Store(hub)
         stores[kind.name] = store
         try:
-            store.replace(*list_all(client, kind, ListDecoder(kind.struct, kind.title)))
+            store.replace(*list_all(client, kind, kind.decoder()))
         except ClusterError as err:
             if not kind.optional or isinstance(err, Unreachable):
                 raise

@@ -5,6 +5,7 @@ Fast path: the whole page at once. Only when that fails is it taken apart and de
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -73,8 +74,9 @@ def key_of(namespace: str, name: str) -> str:
 class ListDecoder(Generic[T]):
     """Decodes pages and events of one kind. ``title`` names cluster-scoped objects in problems (Kind/name)."""
 
-    def __init__(self, struct: type[T], title: str) -> None:
-        self._title = title
+    def __init__(self, struct: type[T], title: str, *, compact: Callable[[T], None] | None = None) -> None:
+        """``compact`` gets every decoded object, to drop and share what it can."""
+        self._title, self._compact = title, compact
         fields: list[Any] = [
             ("metadata", ListMeta, msgspec.field(default_factory=ListMeta)),
             ("items", list[struct], []),  # type: ignore[valid-type]
@@ -91,6 +93,9 @@ class ListDecoder(Generic[T]):
         """Raises msgspec.DecodeError when the page itself is no list (a cut connection, a proxy's HTML)."""
         try:
             fast: Any = self._page.decode(data)
+            if self._compact is not None:
+                for item in fast.items:
+                    self._compact(item)
             return Page(fast.items, fast.metadata.resource_version, fast.metadata.continue_)
         except msgspec.ValidationError:
             pass
@@ -99,14 +104,17 @@ class ListDecoder(Generic[T]):
         broken: list[Broken] = []
         for raw in slow.items or ():
             try:
-                items.append(self._item.decode(raw))
+                items.append(self.item(raw))
             except msgspec.DecodeError as err:
                 broken.append(self.broken(raw, err))
         return Page(items, slow.metadata.resource_version, slow.metadata.continue_, tuple(broken))
 
-    def item(self, data: bytes) -> T:
+    def item(self, data: bytes | msgspec.Raw) -> T:
         """One object, such as the answer of a write. Raises msgspec.DecodeError."""
-        return self._item.decode(data)
+        item = self._item.decode(data)
+        if self._compact is not None:
+            self._compact(item)
+        return item
 
     def event(self, line: bytes) -> Event[T]:
         """Raises msgspec.DecodeError when the line is no event."""
@@ -116,7 +124,7 @@ class ListDecoder(Generic[T]):
         if event.type == "BOOKMARK":
             return Event(event.type, None, revision=self._named.decode(event.object).metadata.resource_version)
         try:
-            item: Any = self._item.decode(event.object)
+            item: Any = self.item(event.object)
         except msgspec.DecodeError as err:
             found = self.broken(event.object, err)
             return Event(event.type, None, found.key, found.revision, found)

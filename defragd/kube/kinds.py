@@ -7,6 +7,7 @@ from typing import Any
 from defragd.core.placement import KIND as PLACEMENT_KIND
 from defragd.core.placement import PLURAL as PLACEMENTS
 from defragd.kube import wire
+from defragd.kube.compact import PodCompactor
 from defragd.kube.placements import PATH, path_of
 from defragd.kube.reflector import Kind
 from defragd.kube.runs import KIND as RUN_KIND
@@ -14,7 +15,14 @@ from defragd.kube.runs import PLURAL as RUNS
 from defragd.kube.wire_custom import PlacementWire, RunWire
 
 NODES = Kind("nodes", "Node", "/api/v1/nodes", wire.Node)
-PODS = Kind("pods", "Pod", "/api/v1/pods", wire.Pod, {"fieldSelector": "status.phase!=Succeeded"})
+PODS = Kind(
+    "pods",
+    "Pod",
+    "/api/v1/pods",
+    wire.Pod,
+    {"fieldSelector": "status.phase!=Succeeded"},
+    compact=PodCompactor,
+)
 """Succeeded pods hold nothing and can be many; Failed ones stay, because a move must see that its pod failed."""
 
 WORKLOADS: tuple[Kind[Any], ...] = tuple(

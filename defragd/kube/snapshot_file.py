@@ -25,7 +25,7 @@ from defragd.errors import SnapshotError
 from defragd.hami.config import HamiConfig
 from defragd.kube import kinds
 from defragd.kube.anonymize import Anonymizer
-from defragd.kube.decode import ListDecoder, key_of
+from defragd.kube.decode import key_of
 from defragd.kube.errors import BrokenObject
 from defragd.kube.placements import placement_from_wire
 from defragd.kube.reflector import Kind
@@ -87,7 +87,7 @@ def load_stores(path: str) -> tuple[dict[str, Store[Any]], Mapping[str, str] | N
     """The wire objects by kind, and the annotations of the list."""
     found = _parse(path, _read(path))
     table = {kind.title: kind for kind in (*kinds.world_kinds(), kinds.placements_kind(optional=True))}
-    decoders = {title: ListDecoder(kind.struct, title) for title, kind in table.items()}
+    decoders = {title: kind.decoder() for title, kind in table.items()}
     items: dict[str, dict[str, tuple[Any, str]]] = {title: {} for title in table}
     problems: dict[str, dict[str, Problem]] = {title: {} for title in table}
     every = found.kind.removesuffix("List") if found.kind != "List" else ""

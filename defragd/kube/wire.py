@@ -139,17 +139,21 @@ class ClaimSource(Wire):
     claim_name: str = ""
 
 
+class Present(Wire):
+    """Only that it is there; its fields decide nothing (and a Secret's name is nobody's business)."""
+
+
 class Volume(Wire):
     name: str = ""
     persistent_volume_claim: ClaimSource | None = None
-    host_path: dict[str, Any] | None = None
-    empty_dir: dict[str, Any] | None = None
-    ephemeral: dict[str, Any] | None = None
-    config_map: dict[str, Any] | None = None
-    secret: dict[str, Any] | None = None
-    projected: dict[str, Any] | None = None
-    downward_api: dict[str, Any] | None = msgspec.field(default=None, name="downwardAPI")
-    csi: dict[str, Any] | None = None
+    host_path: Present | None = None
+    empty_dir: Present | None = None
+    ephemeral: Present | None = None
+    config_map: Present | None = None
+    secret: Present | None = None
+    projected: Present | None = None
+    downward_api: Present | None = msgspec.field(default=None, name="downwardAPI")
+    csi: Present | None = None
 
 
 class NamedGate(Wire):

@@ -16,6 +16,7 @@ from defragd.errors import NotLeader
 from defragd.kube import evictor
 from defragd.kube.client import MERGE_PATCH, Client
 from defragd.kube.decode import ListDecoder, key_of
+from defragd.kube.kinds import PODS
 from defragd.kube.placements import API_VERSION, path_of, placement_to_object, status_to_object
 from defragd.kube.runs import KIND as RUN_KIND
 from defragd.kube.runs import PLURAL as RUNS
@@ -58,7 +59,7 @@ class KubePods:
 
     def __init__(self, client: Client, fence: Fence, store: Store[PodWire] | None = None) -> None:
         self._client, self._fence, self._store = client, fence, store
-        self._decoder = ListDecoder(PodWire, "Pod")
+        self._decoder = PODS.decoder()
 
     def evict(self, pod: Pod, *, dry_run: bool = False, check_revision: bool = False) -> Written:
         self._fence.check(f"eviction of {pod.key}")
