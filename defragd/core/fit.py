@@ -7,9 +7,8 @@ does. What cannot be predicted is refused with the reason Unjudged, never guesse
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from defragd.core import fit_checks as checks
 from defragd.core.fit_families import FAMILIES, node_bonus
 from defragd.core.fit_state import (
     Order,
-    Pick,
+    Slot,
     Spot,
     Task,
     arrange,
@@ -49,7 +48,7 @@ class FitConfig:
 
 @dataclass(frozen=True, slots=True)
 class MigPick:
-    """A MIG instance that HAMi would reserve. ``container`` counts all init containers first."""
+    """A MIG instance that HAMi would reserve. ``container`` is the place in HAMi's (packed) list."""
 
     uuid: str
     profile: str
@@ -69,6 +68,9 @@ class Fit:
     allocations: tuple[Allocation, ...] = ()
     score: float = 0.0
     mig: tuple[MigPick, ...] = ()
+    layout: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Per backend the number of devices in each place of HAMi's list. HAMi 2.10 fills places of containers without a
+    request only for backends whose word is a device model on the node, and then even for backends nobody asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def _eligible(spots: list[Spot], word: str) -> list[Spot]:
 
 @dataclass(slots=True)
 class _Stage:
-    """One run of HAMi's per-container loop on one working copy."""
+    """One run of HAMi's per-container loop: the init containers, or the app containers."""
 
     snapshot: Snapshot
     pod: Pod
@@ -152,23 +154,36 @@ class _Stage:
     config: FitConfig
     pin: frozenset[str] | None
     without: frozenset[str]
-    spots: list[Spot]
-    done: dict[str, list[list[Pick]]]
+    models: frozenset[str]
+    slots: dict[str, list[Slot]] = field(default_factory=dict)
 
-    def container(self, requests: list[DeviceRequest]) -> tuple[list[tuple[DeviceRequest, list[Pick]]], str]:
-        """Picks for one container, or the reason text."""
+    def run(self, containers: list[list[DeviceRequest]], base: list[Spot], *, fresh: bool) -> str:
+        """Fit each container, on a fresh copy of ``base`` or one after another; the reason text when one fails."""
+        spots = [spot.copy() for spot in base]
+        for number, requests in enumerate(containers):
+            if fresh:
+                spots = [spot.copy() for spot in base]
+            text = self._container(requests, spots) if requests else ""
+            if text:
+                return text
+            for model in self.models:
+                row = self.slots.setdefault(model, [])
+                if len(row) == number:
+                    row.append(Slot(None, []))
+        return ""
+
+    def _container(self, requests: list[DeviceRequest], spots: list[Spot]) -> str:
         first = self.pod.selection
-        rate(self.spots, requests, _weights(first))
+        rate(spots, requests, _weights(first))
         order = Order.of(first.device_policy or self.config.device_policy)
-        out: list[tuple[DeviceRequest, list[Pick]]] = []
         for request in requests:
             facts = self.vendors[request.vendor]
             selection = self.pod.selections.get(request.vendor, first)
-            arrange(self.spots, order, selection.numa_bind)
-            eligible = _eligible(self.spots, request.vendor)
+            arrange(spots, order, selection.numa_bind)
+            eligible = _eligible(spots, request.vendor)
             if request.count > len(eligible) and not self._mig_request(facts, selection, eligible):
-                return [], checks.NODE_TOO_FEW
-            slots = self.done.setdefault(request.vendor, [])
+                return checks.NODE_TOO_FEW
+            row = self.slots.setdefault(request.vendor, [])
             task = Task(
                 pod=self.pod,
                 node=self.node,
@@ -178,22 +193,22 @@ class _Stage:
                 order=order,
                 pin=self.pin,
                 obey_pin=self.config.obey_pin,
-                slots=slots,
-                quota=_quota(self.snapshot, self.pod, request.vendor, self.without, self.config.as_hami)
-                if facts.quota
-                else (None, None, 0, 0),
+                slots=row,
+                quota=self._quota(request.vendor) if facts.quota else (None, None, 0, 0),
                 soft_slicing=self.config.soft_slicing,
             )
             picks, reasons = FAMILIES[facts.family](task, eligible)
             if not picks:
-                return [], checks.text_of(reasons, len(eligible)) if isinstance(reasons, Counter) else reasons
+                return checks.text_of(reasons, len(eligible))
             for pick in picks:
                 pick.spot.add(pick.memory_mib, pick.cores)
                 if pick.mig:
                     pick.spot.taken.append((pick.mig[1], pick.mig[2]))
-            slots.append(picks)
-            out.append((request, picks))
-        return out, ""
+            row.append(Slot(request, picks))
+        return ""
+
+    def _quota(self, word: str) -> tuple[int | None, int | None, int, int]:
+        return _quota(self.snapshot, self.pod, word, self.without, self.config.as_hami)
 
     @staticmethod
     def _mig_request(facts: Vendor, selection: Selection, eligible: list[Spot]) -> bool:
@@ -202,12 +217,16 @@ class _Stage:
         return any(s.device.mode == "mig" for s in eligible)
 
 
-def _by_container(requests: Iterable[DeviceRequest], *, init: bool) -> list[list[DeviceRequest]]:
-    found: dict[int, list[DeviceRequest]] = {}
-    for request in requests:
-        if request.init == init:
-            found.setdefault(request.container, []).append(request)
-    return [found[number] for number in sorted(found)]
+def _by_container(pod: Pod, *, init: bool) -> list[list[DeviceRequest]]:
+    """Requests per container of one stage, containers without a request included."""
+    shift = 0 if init else pod.init_count
+    mine = [r for r in pod.requests if r.init == init]
+    known = pod.init_count if init else pod.app_count
+    size = max([known, *(r.container - shift + 1 for r in mine)])
+    rows: list[list[DeviceRequest]] = [[] for _ in range(size)]
+    for request in mine:
+        rows[request.container - shift].append(request)
+    return rows
 
 
 def _refuse(text: str, reason: Reason | None = None) -> Fit:
@@ -265,23 +284,19 @@ def fit_pod(
     )
     pin = frozenset(devices) if devices is not None else None
 
-    def stage() -> _Stage:
-        return _Stage(snapshot, pod, here, vendors, config, pin, without, [s.copy() for s in base], {})
+    models = frozenset(s.device.model for s in base) & frozenset(vendors)
 
-    picks: list[tuple[DeviceRequest, list[Pick]]] = []
-    for requests in _by_container(pod.requests, init=True):
-        found, text = stage().container(requests)
-        if text:
-            return _refuse(text)
-        picks += found
-    app = stage()
-    score = node_score(app.spots)
-    for requests in _by_container(pod.requests, init=False):
-        found, text = app.container(requests)
-        if text:
-            return _refuse(text)
-        picks += found
-    allocations = to_allocations(picks, pod.init_count)
+    def stage() -> _Stage:
+        return _Stage(snapshot, pod, here, vendors, config, pin, without, models)
+
+    first, app = stage(), stage()
+    text = first.run(_by_container(pod, init=True), base, fresh=True)
+    text = text or app.run(_by_container(pod, init=False), base, fresh=False)
+    if text:
+        return _refuse(text)
+    words = dict.fromkeys([*first.slots, *app.slots])
+    slots = {word: [*first.slots.get(word, ()), *app.slots.get(word, ())] for word in words}
+    allocations = to_allocations(slots, pod.init_count)
     if pin is not None and {a.uuid for a in allocations} != pin:
         used = ", ".join(dict.fromkeys(a.uuid for a in allocations))
         return _refuse(f"HAMi would use {used} of the {len(pin)} devices named", Reason.DEVICE_COUNT)
@@ -289,8 +304,11 @@ def fit_pod(
         over = _sidecars_overbook(pod, base, allocations)
         if over:
             return _refuse(over, Reason.DEVICE_FULL)
-    score = f32(score + node_bonus(here, pod, picks, base, vendors, pod.selection.node_policy or config.node_policy))
-    return Fit(ok=True, allocations=allocations, score=float(score), mig=_mig(picks))
+    score = f32(
+        node_score(base) + node_bonus(here, slots, base, vendors, pod.selection.node_policy or config.node_policy)
+    )
+    layout = tuple((word, tuple(len(entry.picks) for entry in row)) for word, row in slots.items())
+    return Fit(ok=True, allocations=allocations, score=float(score), mig=_mig(slots), layout=layout)
 
 
 def _trusted(node: Node, wanted: tuple[str, ...] | None) -> Node:
@@ -321,11 +339,12 @@ def _sidecars_overbook(pod: Pod, base: list[Spot], allocations: tuple[Allocation
     return ""
 
 
-def _mig(picks: Iterable[tuple[DeviceRequest, list[Pick]]]) -> tuple[MigPick, ...]:
+def _mig(slots: Mapping[str, list[Slot]]) -> tuple[MigPick, ...]:
     return tuple(
-        MigPick(pick.spot.device.uuid, pick.mig[0], pick.mig[1], pick.mig[2], request.container, number)
-        for request, chosen in picks
-        for number, pick in enumerate(chosen)
+        MigPick(pick.spot.device.uuid, pick.mig[0], pick.mig[1], pick.mig[2], place, number)
+        for row in slots.values()
+        for place, entry in enumerate(row)
+        for number, pick in enumerate(entry.picks)
         if pick.mig
     )
 

@@ -62,29 +62,31 @@ def uuid_fits(task: Task, device: Device) -> bool:
 
 
 def quota_fits(task: Task, picked: list[Pick], memory: int, cores: int) -> bool:
-    """Namespace quota with what this pod has picked so far. HAMi 2.10 takes the first containers of the running stage
-    for init containers (as many as the pod has), so it adds up too little there."""
+    """Namespace quota with what this pod has picked so far. HAMi 2.10 takes the first slots of the running stage for
+    init slots (as many as the pod has init containers) and collapses them, so it may add up too little."""
     limit_memory, limit_cores, used_memory, used_cores = task.quota
     if limit_memory is None and limit_cores is None:
         return True
-    init: dict[str, list[tuple[int, int]]] = {}
-    app: dict[str, list[tuple[int, int]]] = {}
-    for place, slot in enumerate(task.slots):
-        into = init if place < task.pod.init_count else app
-        for pick in slot:
-            into.setdefault(pick.spot.device.uuid, []).append((pick.memory_mib, pick.cores))
-    mine_memory = sum(p.memory_mib for p in picked) + memory
-    mine_cores = sum(p.cores for p in picked) + cores
-    for uuid in {*init, *app}:
-        for part in (0, 1):
-            value = max([sum(v[part] for v in app.get(uuid, ())), *(v[part] for v in init.get(uuid, ()))])
-            if part == 0:
-                mine_memory += value
+    mine = [(p.spot.device.uuid, *(p.asked if p.mig else (p.memory_mib, p.cores))) for p in picked]
+    slots = [[(p.spot.device.uuid, p.memory_mib, p.cores) for p in slot.picks] for slot in task.slots]
+    slots.append([*mine, (task.asking, memory, cores)])
+    peak: dict[str, tuple[int, int]] = {}
+    total: dict[str, tuple[int, int]] = {}
+    for place, slot in enumerate(slots):
+        for uuid, mib, core in slot:
+            if place < task.pod.init_count:
+                old = peak.get(uuid, (0, 0))
+                peak[uuid] = (max(old[0], mib), max(old[1], core))
             else:
-                mine_cores += value
-    if limit_memory is not None and used_memory + mine_memory > limit_memory:
+                old = total.get(uuid, (0, 0))
+                total[uuid] = (old[0] + mib, old[1] + core)
+    for uuid in {*peak, *total}:
+        init, app = peak.get(uuid, (0, 0)), total.get(uuid, (0, 0))
+        used_memory += max(init[0], app[0])
+        used_cores += max(init[1], app[1])
+    if limit_memory is not None and used_memory > limit_memory:
         return False
-    return limit_cores is None or used_cores + mine_cores <= limit_cores
+    return limit_cores is None or used_cores <= limit_cores
 
 
 def place_mig(spot: Spot, memory: int, extra: list[tuple[int, int]]) -> tuple[int, int, tuple[str, int, int]] | None:
@@ -111,18 +113,22 @@ def _refusal(task: Task, spot: Spot, picked: list[Pick], memory: int, cores: int
         return EXCLUSIVE
     if facts.family == "plain":
         return ""
+    task.asking = device.uuid
     if facts.quota and not quota_fits(task, picked, memory, cores):
         return QUOTA
     if device.memory_mib - spot.memory_mib < memory:
         return MEMORY
-    if device.cores - spot.cores < cores:
+    total = device.cores if task.total_cores is None else task.total_cores
+    if total - spot.cores < cores:
         return CORE
     if facts.exclusive_cores:
-        if device.cores == 100 and cores == 100 and spot.used > 0:
+        if total == 100 and cores == 100 and spot.used > 0:
             return EXCLUSIVE
-        if device.cores and spot.cores == device.cores and cores == 0:
+        if total and spot.cores == total and cores == 0:
             return FULL
-    if facts.family == "one-device" and any(p.spot is not spot for slot in task.slots for p in slot):
+    if facts.family == "one-device" and any(
+        p.spot.device.uuid != device.uuid for slot in task.slots for p in slot.picks
+    ):
         return RULE
     return ""
 
@@ -134,7 +140,7 @@ def search(task: Task, eligible: list[Spot]) -> tuple[list[Pick], Counter[str]]:
     picked: list[Pick] = []
     remaining, numa = request.count, -1
     bind = facts.numa_bind and task.selection.numa_bind
-    collect = facts.topology and task.order.topology
+    collect = task.collect or (facts.topology and task.order.topology)
     place = len(eligible) - 1
     while place >= 0:
         spot = eligible[place]
@@ -150,7 +156,7 @@ def search(task: Task, eligible: list[Spot]) -> tuple[list[Pick], Counter[str]]:
             reasons[TYPE] += 1
             continue
         if bind and device.numa != numa:
-            if picked:
+            if remaining != request.count:
                 reasons[NUMA] += len(picked)
             remaining, picked, numa = request.count, [], device.numa
         memory, cores = request.memory_on(device), min(request.cores, 100)
@@ -166,7 +172,7 @@ def search(task: Task, eligible: list[Spot]) -> tuple[list[Pick], Counter[str]]:
             if found is None:
                 reasons[MIG] += 1
                 continue
-            pick = Pick(spot, found[0], found[1], found[2])
+            pick = Pick(spot, found[0], found[1], found[2], (memory, cores))
             again = True
         picked.append(pick)
         if not collect:
@@ -175,6 +181,8 @@ def search(task: Task, eligible: list[Spot]) -> tuple[list[Pick], Counter[str]]:
                 return picked, reasons
         if again:
             place += 1
+    if task.collect:
+        return picked, reasons
     if collect and len(picked) >= request.count:
         return _best_pairs(task, picked), reasons
     if picked:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from defragd.core.model import Allocation, Device, DeviceRequest, MigReservation, Node, Pod, Selection
-from defragd.core.snapshot import Snapshot
+from defragd.core.snapshot import Snapshot, collapse
 from defragd.core.vendor import Vendor
 
 f32 = np.float32
@@ -87,34 +87,48 @@ def spots_of(
             if uuid in by_uuid:
                 by_uuid[uuid].add(use.memory_mib, use.cores, use.slots)
     if any(vendors[w].mig for w in {d.vendor for d in node.devices} if w in vendors):
-        _reserve(snapshot, node, by_uuid, without)
+        _reserve(snapshot, node, by_uuid, without, as_hami)
     return spots
 
 
-def _reserve(snapshot: Snapshot, node: Node, by_uuid: Mapping[str, Spot], without: frozenset[str]) -> None:
+def _reserve(
+    snapshot: Snapshot, node: Node, by_uuid: Mapping[str, Spot], without: frozenset[str], as_hami: bool
+) -> None:
     """MIG instances in use. HAMi calls a device unhealthy when its reservations contradict the pods on it."""
     for pod in snapshot.booked_on.get(node.name, ()):
         if pod.key in without:
             continue
-        reserved = {entry.uuid for entry in pod.mig}
-        for allocation in pod.allocations:
-            spot = by_uuid.get(allocation.uuid)
-            if spot is not None and spot.device.mode == "mig" and allocation.uuid not in reserved:
-                spot.healthy = False
+        left: dict[str, list[MigReservation]] = {}
         for entry in pod.mig:
-            _mark(entry, by_uuid)
+            left.setdefault(entry.uuid, []).append(entry)
+        held = hami_collapse(pod) if as_hami else collapse(pod.allocations, init_done=pod.init_done)
+        for uuid in held:
+            spot = by_uuid.get(uuid)
+            if spot is None:
+                continue
+            entries = left.get(uuid)
+            if not entries:
+                spot.healthy = spot.healthy and spot.device.mode != "mig"
+            elif spot.device.mode == "hami-core":
+                spot.healthy = False
+            else:
+                first = entries.pop(0)
+                spot.taken.append((first.start, first.size))
+        for uuid, entries in left.items():
+            if entries:
+                _restore(uuid, entries, by_uuid)
 
 
-def _mark(entry: MigReservation, by_uuid: Mapping[str, Spot]) -> None:
-    spot = by_uuid.get(entry.uuid)
+def _restore(uuid: str, entries: Iterable[MigReservation], by_uuid: Mapping[str, Spot]) -> None:
+    """Reservations beyond the first of a device: counted on a MIG device, a contradiction anywhere else."""
+    spot = by_uuid.get(uuid)
     if spot is None:
         for other in by_uuid.values():
-            if other.device.mode == "mig":
-                other.healthy = False
+            other.healthy = other.healthy and other.device.mode != "mig"
     elif spot.device.mode != "mig":
         spot.healthy = False
     else:
-        spot.taken.append((entry.start, entry.size))
+        spot.taken += [(e.start, e.size) for e in entries]
 
 
 def node_score(spots: Sequence[Spot]) -> np.float32:
@@ -144,7 +158,7 @@ def rate(spots: Iterable[Spot], requests: Iterable[DeviceRequest], weights: tupl
             spot.score = f32(0)
             continue
         own = asked.get(device.model)
-        count, core, memory = (own.count, own.cores, own.memory_on(device)) if own else (0, 0, 0)
+        count, core, memory = (1, own.cores, own.memory_on(device)) if own else (0, 0, 0)
         spot.score = TEN * (
             w_slot * (f32(count + spot.used) / f32(device.slots))
             + w_core * (f32(core + spot.cores) / f32(device.cores))
@@ -163,13 +177,14 @@ class Order:
 
     @classmethod
     def of(cls, policy: str) -> Order:
-        """By HAMi's reading: a comma (or the word numa) makes a chain, whose members are trimmed; a single word is
-        taken raw; what is unknown means spread."""
+        """By HAMi's reading: a comma (or the word numa) makes a chain, whose members are trimmed; a single word sorts
+        only when it has no blanks around it (mutex and topology-aware act as filters even then); unknown = spread."""
         if "," in policy or policy == "numa":
             words = [word.strip() for word in policy.split(",")]
             keys = tuple(dict.fromkeys(word for word in words if word in CHAIN_KEYS)) or ("spread",)
             return cls("chain", keys, "mutex" in words, "topology-aware" in words)
-        return cls(policy, (), policy == "mutex", policy == "topology-aware")
+        word = policy.strip()
+        return cls(policy, (), word == "mutex", word == "topology-aware")
 
 
 def arrange(spots: list[Spot], order: Order, numa_bind: bool) -> None:
@@ -205,6 +220,16 @@ class Pick:
     cores: int
     mig: tuple[str, int, int] | None = None
     """(profile, start, size)."""
+    asked: tuple[int, int] = (0, 0)
+    """MiB and cores as asked, where a MIG profile replaces them."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """One entry of HAMi's list of containers per backend; without ``request`` it only fills a place."""
+
+    request: DeviceRequest | None
+    picks: list[Pick]
 
 
 @dataclass(slots=True)
@@ -219,30 +244,39 @@ class Task:
     order: Order
     pin: frozenset[str] | None
     obey_pin: bool
-    slots: list[list[Pick]]
-    """Picks of this stage's earlier containers, one list per container with a request of this vendor."""
+    slots: list[Slot]
+    """HAMi's list for this vendor in the running stage: what earlier containers got, with the places it fills."""
     quota: tuple[int | None, int | None, int, int]
     """(memory limit, core limit, memory used, cores used) in the namespace, without this pod."""
     soft_slicing: bool = False
+    total_cores: int | None = None
+    """Count cores up to this instead of the device's own total."""
+    collect: bool = False
+    """All passing devices are wanted, whatever the number asked."""
+    asking: str = ""
+    """UUID of the device under test."""
 
 
-def to_allocations(picks: Iterable[tuple[DeviceRequest, list[Pick]]], init_count: int) -> tuple[Allocation, ...]:
-    """Allocations in the order HAMi writes them, slots packed per vendor."""
+def to_allocations(slots: Mapping[str, list[Slot]], init_count: int) -> tuple[Allocation, ...]:
+    """Allocations in the order HAMi writes them. ``hami_init`` goes by the place in the list, as HAMi's books do."""
     out: list[Allocation] = []
-    slot: dict[str, int] = {}
-    for request, chosen in picks:
-        place = slot.get(request.vendor, 0)
-        slot[request.vendor] = place + 1
-        out += [
-            Allocation(
-                slot=place,
-                uuid=pick.spot.device.uuid,
-                memory_mib=pick.memory_mib,
-                cores=pick.cores,
-                vendor=request.vendor,
-                init=request.init and not request.sidecar,
-                hami_init=place < init_count,
-            )
-            for pick in chosen
-        ]
+    for word, entries in slots.items():
+        order = 0
+        for place, entry in enumerate(entries):
+            if entry.request is None or not entry.picks:
+                continue
+            request = entry.request
+            out += [
+                Allocation(
+                    slot=order,
+                    uuid=pick.spot.device.uuid,
+                    memory_mib=pick.memory_mib,
+                    cores=pick.cores,
+                    vendor=word,
+                    init=request.init and not request.sidecar,
+                    hami_init=place < init_count,
+                )
+                for pick in entry.picks
+            ]
+            order += 1
     return tuple(out)

@@ -318,6 +318,8 @@ class Pod:
     has_init: bool = False
     init_count: int = 0
     """Number of init containers, whether they ask for devices or not."""
+    app_count: int = 0
+    """Number of app containers; 0 = not known."""
     requests: tuple[DeviceRequest, ...] = ()
     allocations: tuple[Allocation, ...] = ()
     mig: tuple[MigReservation, ...] = ()

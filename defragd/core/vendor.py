@@ -26,5 +26,11 @@ class Vendor:
     node_lock: bool = True
     exclusive_cores: bool = True
     """Cores 100 on a 100-core device needs it empty, and a device with all cores booked takes no 0-core pod."""
+    groups: bool = False
+    """Devices may name network groups, which decide the choice of several devices and add to the node score."""
+    pairs: bool = False
+    """More than one device means whole modules of two."""
+    topology_maps: bool = False
+    """The node's annotations rate numbers of devices, which dominates the node score."""
     family: str = "shared"
     """Which fit procedure applies (hami.vendors documents the families)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
 from defragd.core.model import EMPTY, Selection
@@ -12,7 +11,7 @@ from defragd.hami.codec import go_bool
 from defragd.hami.keys import DEVICE_POLICY, NODE_POLICY, NUMA_BIND, SCORING_WEIGHTS, VGPU_MODE
 
 NOTHING = Selection()
-_WEIGHTS = re.compile(r"slot=([0-9]{1,18}),core=([0-9]{1,18}),memory=([0-9]{1,18})")
+_WEIGHT_NAMES = ("slot", "core", "memory")
 
 
 def members(text: str | None) -> tuple[str, ...]:
@@ -20,15 +19,26 @@ def members(text: str | None) -> tuple[str, ...]:
     return tuple(part for part in (raw.strip() for raw in text.split(",")) if part) if text else ()
 
 
+def listed(text: str | None) -> tuple[str, ...]:
+    """A type list. Blank = no constraint; what is not blank but names nothing (``,``) matches no device."""
+    found = members(text)
+    return found if found or not (text or "").strip() else (",",)
+
+
 def weights(text: str | None) -> tuple[tuple[int, int, int] | None, str]:
-    """(slot, core, memory) or None for the default, and why HAMi would refuse the pod."""
+    """(slot, core, memory) or None for the default, and why HAMi would refuse the pod. Any order, blanks allowed."""
     if text is None:
         return None, ""
-    match = _WEIGHTS.fullmatch(text)
-    found = (int(match[1]), int(match[2]), int(match[3])) if match else None
-    if found is None or not any(found):
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        name, equal, number = (piece.strip() for piece in part.strip().partition("="))
+        plain = number.removeprefix("+").isascii() and number.removeprefix("+").isdigit() and len(number) < 19
+        if name in found or name not in _WEIGHT_NAMES or not equal or not plain:
+            break
+        found[name] = int(number)
+    if len(found) != 3 or text.count(",") != 2 or not any(found.values()):
         return None, f"{SCORING_WEIGHTS}: expected slot=<int>,core=<int>,memory=<int> with one above 0"
-    return found, ""
+    return (found["slot"], found["core"], found["memory"]), ""
 
 
 def _raw(annotations: Mapping[str, str], key: str) -> str:
@@ -43,18 +53,19 @@ def select(annotations: Mapping[str, str], facts: Vendor) -> Selection:
     steered = frozenset(members(annotations.get(STEERED)))
     use: frozenset[str] | None = None
     for key in facts.use_keys:
-        listed = members(annotations.get(key))
-        if listed:
-            use = frozenset(listed) if use is None else use & frozenset(listed)
+        text = annotations.get(key, "")
+        if text.strip():
+            wanted = frozenset(members(text))
+            use = wanted if use is None else use & wanted
     nouse = frozenset(uuid for key in facts.nouse_keys for uuid in members(annotations.get(key)))
     weight, invalid = weights(annotations.get(SCORING_WEIGHTS))
     return Selection(
         use_uuids=None if ours else use,
         nouse_uuids=nouse,
-        use_types=tuple(t for key in facts.use_type_keys for t in members(annotations.get(key))),
+        use_types=tuple(t for key in facts.use_type_keys for t in listed(annotations.get(key))),
         nouse_types=tuple(t for key in facts.nouse_type_keys for t in members(annotations.get(key))),
         mode=_raw(annotations, VGPU_MODE) if facts.mig else "",
-        numa_bind=facts.numa_bind and go_bool(annotations.get(NUMA_BIND, "")) is True,
+        numa_bind=go_bool(annotations.get(NUMA_BIND, "")) is True,
         node_policy=_raw(annotations, NODE_POLICY),
         device_policy=_raw(annotations, DEVICE_POLICY),
         weights=weight,

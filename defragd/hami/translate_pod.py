@@ -275,6 +275,7 @@ def translate_pod(obj: Any, config: HamiConfig, *, claims: Mapping[str, Volume] 
         shrunk=shrunk,
         has_init=bool(inits),
         init_count=len(inits),
+        app_count=len(spec.containers),
         requests=requests,
         allocations=allocations,
         mig=mig,

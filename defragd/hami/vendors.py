@@ -94,7 +94,13 @@ def _registered(config: HamiConfig) -> Iterable[Backend]:
         )
     for npu in config.ascend:
         yield Backend(
-            Vendor(npu.word, **_word_keys(npu.word), family="ascend"),
+            Vendor(
+                npu.word,
+                **_word_keys(npu.word),
+                groups=npu.word.startswith("Ascend910"),
+                pairs=npu.super_pod,
+                family="ascend",
+            ),
             npu.names,
             **_pair(npu.word),
             register=f"hami.io/node-register-{npu.word}",
@@ -174,7 +180,7 @@ def _synthetic(config: HamiConfig) -> Iterable[Backend]:
         inventory=inventory.mthreads,
     )
     yield Backend(
-        Vendor("Metax-GPU", pinnable=False, node_lock=False, family="one-device"),
+        Vendor("Metax-GPU", pinnable=False, node_lock=False, topology_maps=True, family="one-device"),
         config.metax,
         **_pair("metax-gpu"),
         resolve=resolve_whole(cores=100),
