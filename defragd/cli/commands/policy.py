@@ -1,0 +1,193 @@
+"""`defragd policy validate|list|schedule|show|schema`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from defragd.cli import sources
+from defragd.cli.printers import Table, emit, no_headers_option, output_option
+from defragd.errors import ConfigError, PolicyError
+
+if TYPE_CHECKING:
+    from defragd.policy.loaded import LoadedPolicy, PolicySet
+
+
+@click.group("policy", short_help="Validate, list and show policies; their start times.")
+def command() -> None:
+    """Work with policy files; no cluster is needed."""
+
+
+def _read(files: tuple[str, ...]) -> PolicySet:
+    from defragd.policy.load import load_policies
+
+    if not files:
+        shipped = sources.shipped_policies()
+        if shipped is None:
+            raise ConfigError("no policy files given, and none are shipped with this build")
+        return load_policies(shipped)
+    return load_policies(list(files))
+
+
+def _plugins() -> list[str]:
+    from defragd.policy.registry import refused
+
+    return [str(item) for item in refused()]
+
+
+def _say(found: PolicySet) -> None:
+    """Errors and warnings of the files on standard error, every one of them."""
+    for problem in found.errors:
+        click.echo(f"error: {problem}", err=True)
+    for problem in found.warnings:
+        click.echo(f"warning: {problem}", err=True)
+    for line in _plugins():
+        click.echo(f"warning: {line}", err=True)
+
+
+def _usable(found: PolicySet) -> tuple[LoadedPolicy, ...]:
+    if found.errors:
+        raise PolicyError("\n".join(str(problem) for problem in found.errors))
+    return found.policies
+
+
+@command.command("validate")
+@click.argument("files", nargs=-1, required=True, metavar="FILE|DIR...")
+def validate(files: tuple[str, ...]) -> int:
+    """Check policies. Errors and warnings with their place on stderr; exit 2 with errors, 0 with warnings only."""
+    found = _read(files)
+    _say(found)
+    count = len(found.policies)
+    click.echo(f"{count} {'policy' if count == 1 else 'policies'} valid, {len(found.errors)} errors")
+    return 2 if found.errors else 0
+
+
+@command.command("list")
+@click.argument("files", nargs=-1, metavar="[FILE|DIR...]")
+@sources.now_option
+@output_option("table", "wide", "json", "yaml", "name")
+@no_headers_option
+def list_policies(files: tuple[str, ...], now: datetime | None, output: str, no_headers: bool) -> int:
+    """List policies (without files the shipped ones): strategy, mode, schedule, next start."""
+    from defragd.policy.schedule import next_starts
+
+    found = _read(files)
+    _say(found)
+    when = sources.present(now)
+    items: list[dict[str, Any]] = []
+    for policy in found.policies:
+        allowed = next((start for start in next_starts(policy, when, 50) if start.allowed), None)
+        items.append(
+            {
+                "name": policy.name,
+                "strategy": policy.strategy,
+                "mode": policy.mode,
+                "suspended": policy.suspended,
+                "schedules": [{"cron": s.cron.text, "timeZone": s.cron.zone.key} for s in policy.schedules],
+                "nextStart": allowed.local.isoformat() if allowed else None,
+                "source": policy.source,
+                "digest": policy.digest,
+            }
+        )
+
+    def text(wide: bool) -> str:
+        table = Table(
+            ["NAME", "STRATEGY", "MODE", "SCHEDULE", "ZONE", "NEXT-START", "SOURCE", "DIGEST"], wide=frozenset({6, 7})
+        )
+        for item in items:
+            crons = [schedule["cron"] for schedule in item["schedules"]]
+            zones = dict.fromkeys(schedule["timeZone"] for schedule in item["schedules"])
+            state = "Suspended" if item["suspended"] else item["nextStart"]
+            table.rows.append(
+                [
+                    item["name"],
+                    item["strategy"],
+                    item["mode"],
+                    "; ".join(crons),
+                    ",".join(zones),
+                    state,
+                    item["source"],
+                    item["digest"],
+                ]
+            )
+        return table.render(wide=wide, headers=not no_headers)
+
+    emit(items, output, text=text, names=[f"policy/{item['name']}" for item in items])
+    return 2 if found.errors else 0
+
+
+@command.command("schedule")
+@click.argument("files", nargs=-1, required=True, metavar="FILE|DIR...")
+@sources.now_option
+@click.option("--count", type=click.IntRange(1, 1000), default=10, show_default=True, help="Starts per policy.")
+@output_option("table", "json", "yaml")
+@no_headers_option
+def schedule(files: tuple[str, ...], now: datetime | None, count: int, output: str, no_headers: bool) -> None:
+    """The next start times in local time and UTC; those that a window denies are marked."""
+    from defragd.policy.schedule import next_starts
+
+    found = _read(files)
+    usable = _usable(found)
+    when = sources.present(now)
+    items: list[dict[str, Any]] = []
+    for policy in usable:
+        zones = list(dict.fromkeys(s.cron.zone.key for s in policy.schedules))
+        items.append(
+            {
+                "policy": policy.name,
+                "timeZone": zones[0] if zones else None,
+                "starts": [
+                    {
+                        "utc": start.utc.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                        "local": start.local.isoformat(),
+                        "allowed": start.allowed,
+                        "reason": start.reason,
+                    }
+                    for start in next_starts(policy, when, count)
+                ],
+            }
+        )
+
+    def text(wide: bool) -> str:
+        table = Table(["POLICY", "LOCAL", "ZONE", "UTC", "ALLOWED", "REASON"])
+        for item in items:
+            if not item["starts"]:
+                table.rows.append([item["policy"], None, None, None, None, "no schedule: runs on demand only"])
+            table.rows += [
+                [
+                    item["policy"],
+                    s["local"],
+                    item["timeZone"],
+                    s["utc"],
+                    "yes" if s["allowed"] else "no",
+                    s["reason"] or " ",
+                ]
+                for s in item["starts"]
+            ]
+        return table.render(headers=not no_headers)
+
+    for problem in found.warnings:
+        click.echo(f"warning: {problem}", err=True)
+    emit(items, output, text=text)
+
+
+@command.command("show")
+@click.argument("policy", metavar="FILE|NAME")
+@sources.policies_option
+@output_option("yaml", "json")
+def show(policy: str, policies: tuple[str, ...], output: str) -> None:
+    """A policy with all defaults filled in, as it is understood."""
+    loaded, _ = sources.find_policy(policy, policies)
+    emit(loaded.document, output, text=lambda wide: "")
+
+
+@command.command("schema")
+def schema() -> None:
+    """The JSON Schema of policy files, for editors and CI."""
+    import json
+
+    from defragd.policy.json_schema import shipped
+
+    click.echo(json.dumps(shipped(), indent=2, ensure_ascii=False))
