@@ -70,6 +70,8 @@ def advance(
     starter = Starter(run, own, everything, snapshot, rules, now, around)
     created = starter.start()
     run = replace(run, moves=tuple(starter.states.values()))
+    if not created and _stuck(run, rules, now):
+        return RunDecision(_given_up(run, starter, now))
     if all(state.state in ENDED_MOVES for state in run.moves):
         return RunDecision(_finished(run, snapshot, now))
     return RunDecision(_with(run, RunPhase.RUNNING, "", _progress(run)), tuple(created), starter.waiting)
@@ -138,6 +140,20 @@ def _stop(run: Run, rules: Rules, now: datetime, around: Around) -> _Stop | None
         what = "is over" if late else "would be over before another move could end"
         return _Stop(RunPhase.ABORTED, Reason.RUN_DEADLINE, f"the time for this run (maxDuration) {what}")
     return None
+
+
+def _stuck(run: Run, rules: Rules, now: datetime) -> bool:
+    """Nothing is under way and nothing could start for as long as a single eviction may wait: the next run's matter."""
+    if any(s.state is MoveState.IN_FLIGHT for s in run.moves):
+        return False
+    marks = [t for s in run.moves for t in (s.started, s.finished) if t is not None]
+    last = max([*marks, run.started or now])
+    return now - last > rules.execution.timeouts.evict
+
+
+def _given_up(run: Run, starter: Starter, now: datetime) -> Run:
+    ended = _end(run, RunPhase.COMPLETED, starter.reason, starter.waiting, now)
+    return replace(ended, message=f"{_progress(ended)}; gave up waiting: {starter.waiting}")
 
 
 def _expected(run: Run, rules: Rules) -> timedelta:

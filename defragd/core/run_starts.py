@@ -65,7 +65,7 @@ class Starter:
         self.run, self.own, self.snapshot, self.rules, self.now, self.around = run, own, snapshot, rules, now, around
         self.plan = moves_of(run)
         self.states: dict[str, RunMove] = {s.id: s for s in run.moves}
-        self.waiting = ""
+        self.waiting = self.reason = ""
         self._examined = False
         self._known: dict[str, Check] = {}
         self.books = self._books(placements)
@@ -107,6 +107,7 @@ class Starter:
         for move in self._waiting():
             if move.group:
                 groups.setdefault(move.group, []).append(move)
+        self._rest_failed()
         seen: set[str] = set()
         for move in self._waiting():
             if move.group in seen or self.states[move.id].state is not MoveState.WAITING:
@@ -116,6 +117,14 @@ class Starter:
                 seen.add(move.group)
             created += self._try(batch, groups)
         return created
+
+    def _rest_failed(self) -> None:
+        """A workload of which a move failed is left alone for the rest of the run."""
+        plan = self.plan
+        failed = {plan[s.id].workload for s in self.states.values() if s.state is MoveState.FAILED and s.id in plan}
+        for move in self._waiting() if failed else ():
+            if move.workload and move.workload in failed:
+                self._drop(move.id, Reason.COOLING_DOWN, f"a move of {move.workload} failed in this run")
 
     def _examine(self, groups: Mapping[str, list[Move]]) -> None:
         """Before the first start of a look: drop what is not right any more, then ask whether the rest still gains.
@@ -159,6 +168,10 @@ class Starter:
             for move in batch:
                 self._drop(move.id, Reason.CYCLE_NEEDS_BOTH_OUT, "another move of its group was lost")
             return []
+        for move in batch:  # the cheap question first: in a large run most looks end here
+            permit = self.books.may_start(claim_of(move, self.run.name), self.now)
+            if not permit.ok:
+                return self._later(permit.detail, permit.reason)
         if not self._examined:
             self._examine(groups)
             if any(self.states[m.id].state is not MoveState.WAITING for m in batch):
@@ -167,7 +180,7 @@ class Starter:
         bad = next((c for c in checks if not c.ok), None)
         if bad is not None:
             if bad.wait:
-                return self._later(bad.detail)
+                return self._later(bad.detail, bad.reason)
             for move in batch:
                 self._drop(move.id, bad.reason, bad.detail)
             return []
@@ -184,7 +197,7 @@ class Starter:
                     self._drop(member.id, Reason.SEVERAL_PDBS, refusal.detail)
                 return []
             if refusal is not None:
-                return self._later(refusal.detail)
+                return self._later(refusal.detail, refusal.reason)
             books.take(claim, self.now)
             ledger.take(check.pod)
             floor.take(check.pod)
@@ -221,8 +234,9 @@ class Starter:
         )
         return placement
 
-    def _later(self, why: str) -> list[Placement]:
-        self.waiting = self.waiting or why
+    def _later(self, why: str, reason: Reason | str | None = Reason.OVER_BUDGET) -> list[Placement]:
+        if not self.waiting:
+            self.waiting, self.reason = why, str(reason or "")
         return []
 
     def _drop(self, move_id: str, reason: Reason | str, detail: str) -> None:

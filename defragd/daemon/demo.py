@@ -180,7 +180,7 @@ def _show(replica: Replica, cluster: SimCluster, say: _Teller, stop: threading.E
         f"\nRun {run.name}: {run.phase}, {run.message}. Fragmentation {first.loss:.3f} -> {last.loss:.3f}, "
         f"devices wholly free {first.idle_devices} -> {last.idle_devices}, {kept}."
     )
-    if run.phase in ENDED_RUNS and not stop.is_set():
+    if run.phase is RunPhase.COMPLETED and not stop.is_set():
         _again(replica, say)
     return 0 if run.phase is RunPhase.COMPLETED and all(m.state is MoveState.DONE for m in run.moves) else 1
 

@@ -77,7 +77,7 @@ def run(settings: Settings) -> int:
     hook: Hook = Observer(get_logger(), metrics)
     hook("starting", {"version": __version__, "settings": settings.redacted()})
     stop = threading.Event()
-    with _signals(stop, hook), contextlib.ExitStack() as stack:
+    with _signals(stop), contextlib.ExitStack() as stack:
         daemon = _Daemon(settings, hook, metrics, stop, stack)
         daemon.start()
         stop.wait()
@@ -323,8 +323,9 @@ def check_free(address: str, what: str) -> None:
 
 
 @contextlib.contextmanager
-def _signals(stop: threading.Event, hook: Hook) -> Iterator[None]:
-    """SIGTERM and SIGINT alike: the first stops in order, the second at once."""
+def _signals(stop: threading.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT alike: the first stops in order, the second at once. At the very end they are ignored: what is
+    left is the interpreter's own end, and the exit code is to tell of an orderly one."""
 
     def handler(number: int, _frame: object) -> None:
         if stop.is_set():
@@ -334,9 +335,10 @@ def _signals(stop: threading.Event, hook: Hook) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)

@@ -68,7 +68,13 @@ class Replica:
         def hook(event: str, fields: Mapping[str, Any]) -> None:
             self.events.append((event, dict(fields)))
 
-        everyone = {"reader": access, "placements": access.placements, "pods": access, "clock": access.clock, "hook": hook}
+        everyone = {
+            "reader": access,
+            "placements": access.placements,
+            "pods": access,
+            "clock": access.clock,
+            "hook": hook,
+        }
         leading = {**everyone, "leadership": access.leadership, "vendors": VENDORS}
         self.keeper = GateKeeper(**everyone)
         self.beats = HeartbeatLoop(
@@ -108,7 +114,7 @@ class Replica:
 
 
 class World:
-    """A cluster and one replica at a time. ``step`` is 50 ms of simulated time."""
+    """A cluster and one replica at a time. A look every 100 ms of simulated time."""
 
     def __init__(self, start: Snapshot, *, rules: Rules = FAST, faults: Faults | None = None) -> None:
         self.rules = rules
@@ -123,7 +129,7 @@ class World:
     def job(self, mode: str = "Auto", strategy: str = "best-fit", **args: Any) -> Job:
         return Job("nightly", strategy, args=args, rules=self.rules, mode=mode, time_limit=10.0)
 
-    def step(self, seconds: float = 0.05) -> None:
+    def step(self, seconds: float = 0.1) -> None:
         try:
             self.replica.look()
         except Crash:
@@ -131,7 +137,7 @@ class World:
             self.replica = self.boot()
         self.cluster.advance(seconds)
 
-    def until(self, done: Callable[[], bool], seconds: float = 600.0, step: float = 0.05) -> None:
+    def until(self, done: Callable[[], bool], seconds: float = 600.0, step: float = 0.1) -> None:
         left = seconds
         while not done():
             assert left > 0, f"not done after {seconds} simulated seconds:\n{self.describe()}"
@@ -143,13 +149,15 @@ class World:
         left = seconds
         while left > 0:
             self.step()
-            left -= 0.05
+            left -= 0.1
 
     def run_record(self, name: str) -> Run:
         return self.cluster.runs[name]
 
     def ended(self, name: str) -> Callable[[], bool]:
-        return lambda: self.cluster.runs[name].phase not in (RunPhase.RUNNING, RunPhase.PAUSED, RunPhase.AWAITING_APPROVAL)
+        return lambda: (
+            self.cluster.runs[name].phase not in (RunPhase.RUNNING, RunPhase.PAUSED, RunPhase.AWAITING_APPROVAL)
+        )
 
     def describe(self) -> str:
         lines = [f"{r.name} {r.phase} {r.reason} {r.message}" for r in self.cluster.runs.values()]
@@ -160,7 +168,9 @@ class World:
             for p in self.cluster.placements.values()
             if p.open
         ]
-        lines += [f"{p.key} {p.phase} gates={p.gates} {p.unschedulable}" for p in self.cluster.pods.values() if not p.ready]
+        lines += [
+            f"{p.key} {p.phase} gates={p.gates} {p.unschedulable}" for p in self.cluster.pods.values() if not p.ready
+        ]
         return "\n".join(lines)
 
     def leftovers(self) -> list[str]:

@@ -11,7 +11,7 @@ import click
 @click.option("--speed", default=2.0, show_default=True, type=click.FloatRange(0.1, 20.0), help="Times real time.")
 @click.option("--debug", is_flag=True, help="Log to standard error.")
 def command(once: bool, address: str, speed: float, debug: bool) -> None:
-    """Show a fragmented cluster, the plan, its moves as they happen, and the cluster afterwards. Needs no Kubernetes."""
+    """Show a fragmented cluster, the plan, its moves as they happen, and the cluster afterwards; no Kubernetes needed."""
     from defragd.daemon.demo import run_demo
 
     raise SystemExit(run_demo(once=once, address=address, speed=speed, debug=debug))

@@ -1,0 +1,257 @@
+"""A policy's run from plan to end on the simulated cluster, with every controller, and with a crash at every write."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from defragd.controllers.planning import PlanRefused
+from defragd.core.reasons import Reason
+from defragd.core.run import MoveState, RunPhase
+from defragd.core.score import score
+from defragd.core.snapshot import Snapshot
+from defragd.ports import Outcome, Written
+from defragd.sim.faults import Faults
+from defragd.sim.world import GIB, App, build, demo, node
+from tests.support.simrun import FAST, Crash, World, with_rules
+
+
+def small() -> Snapshot:
+    """Three half-empty nodes: a Deployment under a budget of one, another without, a StatefulSet."""
+    apps = [
+        App("web", [("n1", 0), ("n2", 0), ("n3", 0)], memory_mib=8 * GIB, min_available=2),
+        App("api", [("n1", 1), ("n2", 1)], memory_mib=8 * GIB),
+        App("db", [("n2", 2), ("n3", 1)], kind="StatefulSet", memory_mib=8 * GIB),
+    ]
+    return build([node("n1", 3), node("n2", 3), node("n3", 3)], apps)
+
+
+def consolidate(world: World, seconds: float = 900.0) -> str:
+    run = world.replica.planning.plan_policy(world.job())
+    world.until(world.ended(run.name), seconds)
+    world.settle()
+    return run.name
+
+
+def assert_clean(world: World) -> None:
+    """The invariants that hold whatever happened on the way."""
+    assert world.leftovers() == []
+    assert world.cluster.overdrawn == []
+    assert world.evicted_twice() == []
+    failed = [fields for event, fields in world.replica.events if event == "loop.failed"]
+    assert failed == []
+
+
+def test_a_run_puts_every_pod_where_the_plan_says() -> None:
+    world = World(demo())
+    before = score(world.cluster.snapshot())
+    run = world.replica.planning.plan_policy(world.job())
+    assert run.phase is RunPhase.RUNNING
+    world.until(world.ended(run.name))
+    world.settle()
+    record = world.run_record(run.name)
+    assert record.phase is RunPhase.COMPLETED
+    assert {m.state for m in record.moves} == {MoveState.DONE}
+    after = score(world.cluster.snapshot())
+    assert after.loss == pytest.approx(run.plan["fragmentation"]["after"]["L"], abs=1e-5)
+    assert after.idle_devices - before.idle_devices == run.plan["freed"]["devices"] > 5
+    assert len(world.cluster.evictions) == len(record.moves)
+    assert {e.pod for e in world.cluster.evictions}.isdisjoint({"core/billing-5d4f9c-a000", "core/billing-5d4f9c-a001"})
+    assert_clean(world)
+
+
+def test_writes_per_move_stay_within_the_promise() -> None:
+    """Creation, status, eviction and pin of a placement plus its share of the run's record: at most 8."""
+    world = World(demo())
+    consolidate(world)
+    moves = len(world.cluster.evictions)
+    assert len(world.replica.access.writes) <= 8 * moves
+
+
+def test_an_unchanged_cluster_gives_no_moves() -> None:
+    world = World(small())
+    first = consolidate(world)
+    assert world.run_record(first).moves
+    world.cluster.advance(60)
+    second = world.replica.planning.plan_policy(world.job())
+    assert (second.phase, second.moves, second.reason) == (RunPhase.COMPLETED, (), Reason.NO_GAIN)
+
+
+def test_a_dry_run_writes_its_record_and_nothing_else() -> None:
+    world = World(small())
+    run = world.replica.planning.plan_policy(world.job("DryRun"))
+    world.settle()
+    assert (run.phase, bool(run.moves)) == (RunPhase.PLANNED, True)
+    assert world.replica.access.writes == ["create_run"]
+
+
+def test_approve_waits_for_a_person() -> None:
+    world = World(small())
+    run = world.replica.planning.plan_policy(world.job("Approve"))
+    world.settle(20)
+    assert world.run_record(run.name).phase is RunPhase.AWAITING_APPROVAL
+    assert not world.cluster.evictions
+    world.replica.access.runs.write_desired(run.name, "Approved", "kim")
+    world.until(world.ended(run.name))
+    assert world.run_record(run.name).phase is RunPhase.COMPLETED
+    assert world.cluster.evictions
+
+
+def test_one_run_at_a_time() -> None:
+    world = World(small())
+    world.replica.planning.plan_policy(world.job())
+    world.cluster.advance(1)
+    with pytest.raises(PlanRefused) as refused:
+        world.replica.planning.plan_policy(world.job())
+    assert refused.value.reason is Reason.RUN_IN_PROGRESS
+    dry = world.replica.planning.plan_policy(world.job("DryRun"))
+    assert dry.phase is RunPhase.PLANNED
+
+
+def test_a_start_is_recorded_once() -> None:
+    world = World(small())
+    at = world.cluster.clock.now()
+    world.replica.planning.plan_policy(world.job("DryRun"), scheduled_for=at)
+    with pytest.raises(PlanRefused) as refused:
+        world.boot().planning.plan_policy(world.job("DryRun"), scheduled_for=at)
+    assert refused.value.reason is Reason.SUPERSEDED
+
+
+@pytest.mark.parametrize("why", ["stale", "not leader"])
+def test_no_plan_and_no_move_on_old_data_or_without_the_lease(why: str) -> None:
+    world = World(small())
+    run = world.replica.planning.plan_policy(world.job())
+    if why == "stale":
+        world.cluster.faults.stale = 1000.0
+    else:
+        world.replica.access.leadership.leading = False
+    world.settle(30)
+    assert not world.cluster.evictions
+    with pytest.raises(PlanRefused) as refused:
+        world.replica.planning.plan_policy(world.job("DryRun"))
+    assert refused.value.reason is Reason.STALE_DATA
+    world.cluster.faults.stale = 0.0
+    world.replica.access.leadership.leading = True
+    world.until(world.ended(run.name))
+    assert_clean(world)
+
+
+def test_a_global_pause_is_kept_within_one_look() -> None:
+    world = World(small())
+    run = world.replica.planning.plan_policy(world.job())
+    world.replica.paused = "maintenance"
+    world.settle(20)
+    assert not world.cluster.evictions
+    world.replica.paused = ""
+    world.until(world.ended(run.name))
+    assert world.run_record(run.name).phase is RunPhase.COMPLETED
+
+
+def test_a_workload_that_never_gets_ready_stops_the_run() -> None:
+    """One of its replicas is lost for a while, the others stay where they are."""
+    rules = replace(
+        FAST, execution=replace(FAST.execution, timeouts=replace(FAST.execution.timeouts, start=timedelta(seconds=20)))
+    )
+    world = World(small(), rules=rules, faults=Faults(never_ready={"web-5d4f9c"}))
+    run = world.replica.planning.plan_policy(world.job())
+    world.until(world.ended(run.name), 300)
+    record = world.run_record(run.name)
+    web = [e for e in world.cluster.evictions if e.pod.startswith("default/web")]
+    assert len({e.uid for e in web}) <= 2, "the move itself, and at most our own pinned pod that never got Ready"
+    states = {m.id: m.state for m in record.moves}
+    of_web = [states[m["id"]] for m in run.plan["moves"] if m["workload"] == "Deployment/default/web"]
+    assert of_web == [MoveState.FAILED, MoveState.DROPPED, MoveState.DROPPED]
+    assert world.cluster.overdrawn == []
+
+
+def test_lagging_caches_do_not_start_more_than_allowed() -> None:
+    """Watches five seconds behind: never more than two in flight from one node, and the run still ends well."""
+    rules = with_rules(per_source_node=replace(FAST.budgets.per_source_node, in_flight=2), concurrent=3)
+    world = World(demo(), rules=rules)
+    run = world.replica.planning.plan_policy(world.job())
+    world.cluster.faults.cache_lag = 5.0
+    most: dict[str, int] = {}
+
+    def done() -> bool:
+        flying: dict[str, int] = {}
+        for placement in world.cluster.placements.values():
+            if placement.open:
+                move = next(m for m in run.plan["moves"] if placement.name.endswith(f"-{m['id']}"))
+                flying[move["from"]["node"]] = flying.get(move["from"]["node"], 0) + 1
+        for name, count in flying.items():
+            most[name] = max(most.get(name, 0), count)
+        assert sum(flying.values()) <= 3
+        return world.ended(run.name)()
+
+    world.until(done, 1200, step=0.25)
+    assert max(most.values()) <= 2
+    assert world.run_record(run.name).phase is RunPhase.COMPLETED
+    assert world.cluster.overdrawn == []
+    assert world.evicted_twice() == []
+
+
+@pytest.mark.parametrize("operation", ["create", "write_run", "evict", "patch_pod", "write_status"])
+@pytest.mark.parametrize("outcome", [Outcome.CONFLICT, Outcome.UNKNOWN, Outcome.BLOCKED])
+def test_answers_that_are_lost_or_refused_once(operation: str, outcome: Outcome) -> None:
+    """The first two writes of a kind are answered so and do not happen; the run ends well all the same."""
+    world = World(small())
+    world.cluster.faults.answers[operation] = [Written(outcome, "injected")] * 2
+    name = consolidate(world)
+    record = world.run_record(name)
+    assert record.phase in (RunPhase.COMPLETED, RunPhase.ABORTED)
+    assert sum(m.state is MoveState.DONE for m in record.moves) >= len(record.moves) - 2
+    assert_clean(world)
+
+
+# -- crashes --------------------------------------------------------------------------------------------------------
+
+
+def count_writes() -> int:
+    world = World(small())
+    consolidate(world)
+    return len(world.replica.access.writes)
+
+
+WRITES = count_writes()
+
+
+def crash_at(number: int, when: str) -> World:
+    """A run in which the process dies around its ``number``-th write."""
+    world = World(small())
+    seen = 0
+
+    def on_write(moment: str, operation: str) -> None:
+        nonlocal seen
+        if moment == "before":
+            seen += 1
+        if seen == number and moment == when:
+            seen += 1
+            raise Crash(operation)
+
+    run = world.replica.planning.plan_policy(world.job())
+    world.cluster.faults.on_write = on_write
+    world.until(world.ended(run.name))
+    world.settle()
+    assert world.crashes == 1
+    record = world.run_record(run.name)
+    assert record.phase is RunPhase.COMPLETED, world.describe()
+    assert {m.state for m in record.moves} == {MoveState.DONE}, world.describe()
+    assert len(world.cluster.evictions) == len(record.moves)
+    assert_clean(world)
+    return world
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("number", [2, 5, 9, 14, 20])
+def test_crash_at_a_write(number: int, when: str) -> None:
+    crash_at(number, when)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_crash_at_every_write(when: str) -> None:
+    for number in range(1, WRITES):
+        crash_at(number, when)
