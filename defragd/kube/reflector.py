@@ -101,14 +101,20 @@ def list_all(
     client: Client, kind: Kind[T], decoder: ListDecoder[T]
 ) -> tuple[dict[str, tuple[T, str]], str, dict[str, Problem]]:
     """All pages of one consistent list: items with their revisions by key, the list's revision, what was set aside."""
+    with _GC_PAUSE:
+        return _list_pages(client, kind, decoder)
+
+
+def _list_pages(
+    client: Client, kind: Kind[T], decoder: ListDecoder[T]
+) -> tuple[dict[str, tuple[T, str]], str, dict[str, Problem]]:
     items: dict[str, tuple[T, str]] = {}
     problems: dict[str, Problem] = {}
     query = {**kind.query, "limit": str(PAGE)}
     while True:
         data = client.get(kind.path, query, timeout=60.0).data
         try:
-            with _GC_PAUSE:
-                page = decoder.page(data)
+            page = decoder.page(data)
         except msgspec.DecodeError as err:
             raise ClusterError(f"GET {kind.path}: the answer is no {kind.title} list: {err}") from err
         for item in page.items:
