@@ -232,7 +232,7 @@ class Engine(RuleBasedStateMachine):
             self.world.tick(1.0)
             if not self._leftovers():
                 break
-        assert not self._leftovers()
+        assert not self._leftovers(), self._leftovers()
         self.one_placement_pins_one_pod()
         self.nothing_is_broken()
 
