@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import sys
 import time
@@ -19,6 +20,8 @@ from tests.ground.balancer import Balancer
 from tests.ground.controlplane import ControlPlane
 from tests.ground.process import Process, free_port
 
+PROGRAM = os.environ.get("DEFRAGD_PROGRAM") or str(Path(sys.executable).with_name("defragd"))
+"""The daemon under test; another build of it can be named by the environment."""
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 
 
@@ -30,7 +33,7 @@ class Replica:
     ) -> None:
         self.name, self.api_port, self.webhook_port = name, free_port(), free_port()
         command = [
-            str(Path(sys.executable).with_name("defragd")), "run", f"--kubeconfig={kubeconfig}",
+            PROGRAM, "run", f"--kubeconfig={kubeconfig}",
             f"--policies={policies}",
             f"--api-address=127.0.0.1:{self.api_port}", f"--webhook-address=127.0.0.1:{self.webhook_port}",
             f"--webhook-url={webhook_url}", f"--namespace={chart.NAMESPACE}", *arguments,

@@ -17,6 +17,7 @@ def policy(name: str = "consolidate", *, cron: str | None = "* * * * *", **spec:
     body: dict[str, Any] = {
         "strategy": {"name": "best-fit"},
         "mode": "Auto",
+        "trigger": {"minFragmentation": 0.0},
         "protect": {"minPodAge": "0s", "minReplicas": 1},
         "budgets": {"total": 50, "concurrent": 5, "perSourceNode": 2, "spacing": "0s", "rate": None},
         "execution": {"settle": "1s", "cooldown": "0s"},
