@@ -74,13 +74,26 @@ class Shapes:
     device_masks: list[Bools] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     """Pod key -> why it cannot be put in a table (it then stays)."""
+    wanted: list[int] = field(default_factory=list)
+    """Shape of each pod that has no place yet, in the order they were given."""
 
 
-def build_shapes(snapshot: Snapshot, fleet: Fleet, pods: Iterable[Pod], *, vendor_exclusive: Mapping[str, bool]) -> Shapes:
-    """Shapes of the given pods. ``vendor_exclusive``: whether 100 cores of a vendor's device mean all of it."""
+def build_shapes(
+    snapshot: Snapshot,
+    fleet: Fleet,
+    pods: Iterable[Pod],
+    *,
+    vendor_exclusive: Mapping[str, bool],
+    wanted: Iterable[Pod] = (),
+) -> Shapes:
+    """Shapes of the given pods. ``vendor_exclusive``: whether 100 cores of a vendor's device mean all of it.
+
+    ``wanted``: pods without a place, which get shapes too (every container on devices of its own).
+    """
     found = Shapes()
     index: dict[Shape, int] = {}
     masks = _Masks(snapshot, fleet, found)
+    known_parts: dict[object, tuple[Part, ...] | None] = {}
     shape: list[int] = []
     node: list[int] = []
     for pod in sorted(pods, key=lambda p: p.key):
@@ -88,25 +101,28 @@ def build_shapes(snapshot: Snapshot, fleet: Fleet, pods: Iterable[Pod], *, vendo
         if held is None:
             found.left_out[pod.key] = why
             continue
-        parts = _parts(pod, fleet, held, vendor_exclusive)
+        layout = (pod.requests, tuple((a.slot, a.init, pod.devices.index(a.uuid)) for a in pod.allocations))
+        looks = (layout, pod.selection.use_types, pod.selection.nouse_types, pod.selection.mode)
+        if looks in known_parts:
+            parts = known_parts[looks]
+        else:
+            parts = known_parts[looks] = _parts(pod, fleet, held, vendor_exclusive)
         if parts is None:
             found.left_out[pod.key] = "its allocation does not match its requests"
             continue
-        wants = pod.scheduling.resources
-        this = Shape(
-            parts=parts,
-            cpu=wants.cpu_milli,
-            host_memory=wants.memory_bytes,
-            numa_bind=pod.selection.numa_bind,
-            alone="mutex" in pod.selection.device_policy,
-            plain=is_plain(pod.scheduling) and not pod.selection.invalid,
-            nodes=masks.nodes(pod),
-            devices=masks.devices(pod),
-        )
+        found.left_out.pop(pod.key, None)
+        this = _shape(pod, parts, masks)
         found.pods.append(pod)
         found.held.append(held)
         shape.append(index.setdefault(this, len(index)))
         node.append(fleet.node_index[pod.booked_node])
+    for pod in wanted:
+        parts = tuple(
+            _part(pod, fleet, [r] if not r.init else [], [r] if r.init else [], vendor_exclusive)
+            for r in pod.requests
+            for _ in range(r.count)
+        )
+        found.wanted.append(index.setdefault(_shape(pod, parts, masks), len(index)))
     found.shapes = list(index)
     found.shape = np.array(shape, dtype=np.int64)
     found.node = np.array(node, dtype=np.int64)
@@ -161,11 +177,36 @@ def _parts(
         mine = [(pod.requests[a.slot], a.init) for a in pod.allocations if a.uuid == uuid]
         app = [r for r, init in mine if not init]
         init = [r for r, is_init in mine if is_init]
-        cores = max([sum(r.cores for r in app), *(r.cores for r in init)])
-        whole = any(r.cores >= 100 for r, _ in mine) and vendor_exclusive.get(mine[0][0].vendor, True)
-        need = tuple(_need(pod, app, init, kind) for kind in fleet.kinds)
-        parts.append(Part(max(len(app), 1), cores, whole, any(r.cores == 0 for r, _ in mine), need))
+        parts.append(_part(pod, fleet, app, init, vendor_exclusive))
     return tuple(parts)
+
+
+def _part(
+    pod: Pod, fleet: Fleet, app: list[DeviceRequest], init: list[DeviceRequest], vendor_exclusive: Mapping[str, bool]
+) -> Part:
+    """What these containers take together of one device."""
+    both = (*app, *init)
+    return Part(
+        slots=max(len(app), 1),
+        cores=max([sum(r.cores for r in app), *(r.cores for r in init)]),
+        whole=any(r.cores >= 100 for r in both) and vendor_exclusive.get(both[0].vendor, True),
+        zero=any(r.cores == 0 for r in both),
+        need=tuple(_need(pod, app, init, kind) for kind in fleet.kinds),
+    )
+
+
+def _shape(pod: Pod, parts: tuple[Part, ...], masks: _Masks) -> Shape:
+    wants = pod.scheduling.resources
+    return Shape(
+        parts=parts,
+        cpu=wants.cpu_milli,
+        host_memory=wants.memory_bytes,
+        numa_bind=pod.selection.numa_bind,
+        alone="mutex" in pod.selection.device_policy,
+        plain=is_plain(pod.scheduling) and not pod.selection.invalid,
+        nodes=masks.nodes(pod),
+        devices=masks.devices(pod),
+    )
 
 
 def _need(pod: Pod, app: list[DeviceRequest], init: list[DeviceRequest], kind: DeviceKind) -> int:

@@ -6,7 +6,7 @@ planner's, the same for all strategies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
@@ -76,10 +76,10 @@ class Scene:
     def aim(self, objective: str) -> Aim:
         return make_aim(objective, self.yardstick, self.arena.fleet)
 
-    def shapes(self, pods: Mapping[str, Pod] | None = None) -> Shapes:
+    def shapes(self, pods: Mapping[str, Pod] | None = None, wanted: Sequence[Pod] = ()) -> Shapes:
         exclusive = {word: vendor.exclusive_cores for word, vendor in self.vendors.items()}
         chosen = self.movable if pods is None else pods
-        return build_shapes(self.snapshot, self.arena.fleet, chosen.values(), vendor_exclusive=exclusive)
+        return build_shapes(self.snapshot, self.arena.fleet, chosen.values(), vendor_exclusive=exclusive, wanted=wanted)
 
     def world(self, aim: Aim, shapes: Shapes, *, use_idle_nodes: bool, closed: Bools | None = None) -> World:
         """The what-if state. Idle nodes of `aims.GUARDED` or more devices receive only when asked; ``closed``: devices
@@ -130,17 +130,33 @@ class Strategy(Protocol):
 def make_args(args_type: type, given: Mapping[str, Any]) -> Any:
     """The strategy's arguments from a policy's mapping (camelCase or snake_case). TypeError names an unknown one."""
     names = {f.name: f for f in args_type.__dataclass_fields__.values()}  # type: ignore[attr-defined]
+    spelt = {spelling: name for name, f in names.items() for spelling in (name, _spelt(f))}
     values: dict[str, Any] = {}
     for key, value in given.items():
-        snake = "".join(f"_{c.lower()}" if c.isupper() else c for c in key)
-        if snake not in names:
-            known = ", ".join(sorted(_camel(name) for name in names)) or "none"
+        snake = spelt.get(key)
+        if snake is None:
+            known = ", ".join(sorted(_spelt(f) for f in names.values())) or "none"
             raise TypeError(f"unknown argument {key!r}; known: {known}")
         kind = names[snake].metadata.get("type")
-        values[snake] = make_args(kind, value) if kind is not None and isinstance(value, Mapping) else value
+        if kind is not None and isinstance(value, Mapping):
+            value = make_args(kind, value)
+        elif not _right(names[snake].type, value):
+            raise TypeError(f"argument {key!r} must be {_WORDS[str(names[snake].type)]}, not {value!r}")
+        values[snake] = value
     return args_type(**values)
 
 
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(part.capitalize() for part in rest)
+_WORDS = {"int": "a whole number", "bool": "true or false", "str": "text"}
+_TYPES: Mapping[str, type] = {"int": int, "bool": bool, "str": str}
+
+
+def _right(wanted: object, value: object) -> bool:
+    """Whether a plain value has the annotated type (annotations are text here; others are the dataclass's own)."""
+    kind = _TYPES.get(str(wanted))
+    return kind is None or (isinstance(value, kind) and (kind is bool or not isinstance(value, bool)))
+
+
+def _spelt(field: Any) -> str:
+    """How a policy spells the argument: camelCase, or what the field's metadata says under "key"."""
+    head, *rest = str(field.name).split("_")
+    return str(field.metadata.get("key") or head + "".join(part.capitalize() for part in rest))

@@ -145,6 +145,13 @@ class World:
         self.on_node: list[set[int]] = [set() for _ in fleet.names]
         for pod, spot in enumerate(self.home):
             self.on_node[spot.node].add(pod)
+        count_pods = len(self.home)
+        self.pod_node = np.array([s.node for s in self.home], dtype=np.int64)
+        """P: node of each pod, -1 while lifted; ``pod_device``, ``pod_memory``, ``pod_cores``: of its first device."""
+        self.pod_device = np.array([s.devices[0] for s in self.home], dtype=np.int64)
+        self.pod_memory = np.array([h.use[0][1] for h in shapes.held], dtype=np.int64)
+        self.pod_cores = np.array([h.use[0][2] for h in shapes.held], dtype=np.int64)
+        self.pod_parts = np.array([len(s.devices) for s in self.home], dtype=np.int64).reshape(count_pods)
         self.cpu_of = [float(s.cpu) for s in shapes.shapes]
         self.host_of = [float(s.host_memory) for s in shapes.shapes]
         weights = self.states.rows[self.id] * fleet.device_open[:, None]
@@ -164,6 +171,7 @@ class World:
         self._shift(spot, self.held_now[pod], -1, int(self.shapes.shape[pod]))
         self.on_node[spot.node].discard(pod)
         self.spot[pod] = None
+        self.pod_node[pod] = -1
 
     def put(self, pod: int, spot: Spot) -> None:
         """Places a lifted pod; the caller has checked that it fits."""
@@ -172,14 +180,25 @@ class World:
         self.on_node[spot.node].add(pod)
         self.spot[pod] = spot
         self.held_now[pod] = use
+        self.pod_node[pod] = spot.node
+        self.pod_device[pod] = spot.devices[0]
+        self.pod_memory[pod] = use[0][1]
+        self.pod_cores[pod] = use[0][2]
+
+    def hold(self, shape: int, spot: Spot, sign: int = 1) -> None:
+        """Books room for a pod of this shape that is not one of the movable (-1 = gives it back)."""
+        self._shift(spot, self._use_of(shape, spot), sign, shape)
+
+    def _use_of(self, shape: int, spot: Spot) -> tuple[tuple[int, int, int], ...]:
+        parts = self.shapes.shapes[shape].parts
+        kind = self.fleet.kind
+        return tuple((p.slots, p.need[int(kind[d])], p.cores) for p, d in zip(parts, spot.devices, strict=True))
 
     def use_at(self, pod: int, spot: Spot) -> tuple[tuple[int, int, int], ...]:
         """What the pod holds there: as booked at home, as a new pod elsewhere."""
         if spot == self.home[pod]:
             return self.shapes.held[pod].use
-        parts = self.shapes.shapes[int(self.shapes.shape[pod])].parts
-        kind = self.fleet.kind
-        return tuple((p.slots, p.need[int(kind[d])], p.cores) for p, d in zip(parts, spot.devices, strict=True))
+        return self._use_of(int(self.shapes.shape[pod]), spot)
 
     def _shift(self, spot: Spot, use: tuple[tuple[int, int, int], ...], sign: int, shape: int) -> None:
         node = spot.node

@@ -1,25 +1,165 @@
-"""gpu-drain."""
+"""gpu-drain: empty devices, moving their pods within the node first and then across nodes.
+
+Arguments (``strategy.args`` of a policy), one of:
+
+- ``device``: a device UUID, or ``NODE/gpu-I`` (I = index on the node);
+- ``unhealthy: true``: every device reported unhealthy;
+- ``count: K``: the K devices that are cheapest to free (summed cost of their pods); pods go to devices in use only.
+
+A device is emptied completely or not touched, unless the policy accepts partial goals (``partial``). Pods that hold
+several devices move with all of them. Idle nodes of four devices or more are refilled only when nothing else has room.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from defragd.core.desk import Desk
+from defragd.core.drain import Drainer, Target
+from defragd.core.plan import Refusal
+from defragd.core.reasons import Reason
 from defragd.core.strategy import Proposal, Scene
+
+PUSHES = 2
+PATIENCE = 40
+"""Failed attempts with a push before counting drains give up."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuDrainArgs:
-    """No arguments yet."""
+    """Which devices to empty; exactly one of the three."""
+
+    device: str = ""
+    unhealthy: bool = False
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        if sum((bool(self.device), bool(self.unhealthy), self.count != 0)) != 1:
+            raise ValueError("exactly one of device, unhealthy and count is needed")
+        if self.count < 0:
+            raise ValueError("count must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
 class GpuDrain:
     name: str = "gpu-drain"
     args_type: type = GpuDrainArgs
-    drain: bool = False
+    drain: bool = True
 
     def propose(self, scene: Scene) -> Proposal:
-        return Proposal(stopped="infeasible")
+        args: GpuDrainArgs = scene.args
+        if args.count:
+            return _cheapest(scene, args.count)
+        return _named(scene, args)
+
+
+def _named(scene: Scene, args: GpuDrainArgs) -> Proposal:
+    fleet = scene.arena.fleet
+    if args.unhealthy:
+        chosen = [i for i, d in enumerate(fleet.devices) if not d.healthy and scene.arena.books.slots[i] > 0]
+        if not chosen:
+            return Proposal(score_name="devices", trim=False, notes=("no unhealthy device holds a pod",))
+    else:
+        found = find_device(scene, args.device)
+        if found is None:
+            why = "no such device: a UUID, or NODE/gpu-I with the device's index on its node"
+            refusal = Refusal(f"Device/{args.device}", Reason.DEVICE_UNKNOWN, why)
+            return Proposal(stopped="infeasible", refused=(refusal,), score_name="devices", trim=False)
+        if scene.arena.books.slots[found] == 0:
+            return Proposal(score_name="devices", trim=False, notes=(f"device {args.device} holds no pod",))
+        chosen = [found]
+    best: Proposal | None = None
+    for idle in (False, True):
+        desk = Desk(scene, use_idle_nodes=idle)
+        desk.world.open_device[chosen] = False
+        drainer = Drainer(desk, pushes=PUSHES, keep_partial=scene.rules.partial)
+        for device in chosen:
+            drainer.empty(target_of(scene, [device], f"Device/{fleet.devices[device].uuid}"), near=True)
+        proposal = finish(desk, drainer, wanted=len(chosen), unit="devices")
+        if best is None or len(proposal.moves) > len(best.moves):
+            best = proposal
+        if len(drainer.out.done) == len(chosen) or scene.should_stop():
+            break
+    assert best is not None
+    return best
+
+
+def _cheapest(scene: Scene, count: int) -> Proposal:
+    books, fleet = scene.arena.books, scene.arena.fleet
+    desk = Desk(scene, closed=books.slots == 0)
+    drainer = Drainer(desk, pushes=0, keep_partial=False)
+    used = np.nonzero((books.slots > 0) & np.isin(fleet.node_of, _in_scope(scene)))[0].tolist()
+    targets = [target_of(scene, [d], f"Device/{fleet.devices[d].uuid}") for d in used]
+    targets = [t for t in targets if not t.blockers and drainer.pods_on(t)]
+    targets.sort(key=lambda t: (drainer.cost(t), min(t.devices)))
+    drainer.try_cheap(targets, count, near=True, patience=PATIENCE)
+    return finish(desk, drainer, wanted=count, unit="devices", quiet=True)
+
+
+def _in_scope(scene: Scene) -> list[int]:
+    return [scene.arena.fleet.node_index[name] for name in sorted(scene.scope_nodes)]
+
+
+def find_device(scene: Scene, name: str) -> int | None:
+    """A device by UUID or by ``NODE/gpu-I``."""
+    fleet = scene.arena.fleet
+    if name in fleet.device_index:
+        return fleet.device_index[name]
+    node, _, rest = name.rpartition("/")
+    if node in fleet.node_index and rest.startswith("gpu-") and rest[4:].isdigit():
+        for d in fleet.devices_of(fleet.node_index[node]):
+            if fleet.devices[d].index == int(rest[4:]):
+                return d
+    return None
+
+
+def target_of(scene: Scene, devices: list[int], name: str) -> Target:
+    """The devices as a drain target; pods on them that may not move are its blockers."""
+    fleet = scene.arena.fleet
+    uuids = {fleet.devices[d].uuid for d in devices}
+    nodes = {fleet.names[int(fleet.node_of[d])] for d in devices}
+    blockers = [
+        scene.standing[pod.key]
+        for node in sorted(nodes)
+        for pod in scene.snapshot.booked_on.get(node, ())
+        if pod.key in scene.standing and uuids & set(pod.devices)
+    ]
+    return Target(name, frozenset(devices), tuple(blockers))
+
+
+def finish(desk: Desk, drainer: Drainer, *, wanted: int, unit: str, quiet: bool = False) -> Proposal:
+    """The proposal for what could be emptied; ``quiet``: targets tried in vain are no news (any would have done)."""
+    out = drainer.out
+    done = len(out.done)
+    key = lambda pod: desk.shapes.pods[pod].key  # noqa: E731
+    notes: list[str] = []
+    stopped = "complete"
+    moves = desk.places()
+    goals = tuple(frozenset(key(p) for p in goal) for goal in out.goals)
+    refused = list(out.refused.values())
+    if done < wanted:
+        notes.append(f"{done} of {wanted} {unit} can be emptied ({len(moves)} moves)")
+        if not desk.scene.rules.partial:
+            stopped = "time" if desk.scene.should_stop() else "infeasible"
+            moves, goals = (), ()
+        if quiet:
+            refused = refused[:20]
+            refused.append(
+                Refusal("Plan/goal", Reason.GOAL_UNREACHABLE, f"at most {done} of {wanted} {unit} can be emptied")
+            )
+    elif quiet:
+        refused = []
+    return Proposal(
+        moves=moves,
+        goals=goals,
+        refused=tuple(refused),
+        notes=tuple(notes),
+        stopped=stopped,
+        score_name=unit,
+        trim=False,
+    )
 
 
 STRATEGY = GpuDrain()
