@@ -5,6 +5,7 @@ Built in one pass from a snapshot and kept while the reader's version stands or 
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,7 @@ from defragd.obs.pools import PoolOf, pool_of
 from defragd.ports import Clock, ClusterReader
 
 HOLD = "hold:"
+_DIGITS = re.compile(r"([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,11 @@ Kept = dict[str, tuple[tuple[object, ...], NodeView]]
 """Views of nodes with the objects they were made from."""
 
 
+def natural(name: str) -> tuple[tuple[bool, int, str], ...]:
+    """A key that sorts node-9 before node-10."""
+    return tuple((part.isdigit(), int(part) if part.isdigit() else 0, part) for part in _DIGITS.split(name))
+
+
 def build_view(snapshot: Snapshot, pools: PoolOf = pool_of, kept: Kept | None = None) -> ClusterView:
     """One pass over nodes and their books; nodes in order of name.
 
@@ -160,7 +167,7 @@ def build_view(snapshot: Snapshot, pools: PoolOf = pool_of, kept: Kept | None = 
     """
     views = []
     fresh: Kept = {}
-    for name in sorted(snapshot.nodes):
+    for name in sorted(snapshot.nodes, key=natural):
         node = snapshot.nodes[name]
         pods = len(snapshot.pods_on.get(name, ()))
         key = (node, pods, *snapshot.booked_on.get(name, ()), *snapshot.holds_on.get(name, ()))

@@ -162,7 +162,8 @@ def graph(moves: Sequence[Move], link: Callable[[Move], str], states: dict[str, 
                 bx, by = place[before]
                 x1, y1, y2 = bx + box_w, by + box_h // 2, y + box_h // 2
                 bend = max(20, (x - x1) // 2)
-                out.append(f'<path class="edge" d="M{x1} {y1}C{x1 + bend} {y1} {x - bend} {y2} {x} {y2}"></path>')
+                out.append(f'<path class="edge" d="M{x1} {y1}C{x1 + bend} {y1} {x - bend} {y2} {x - 5} {y2}"></path>')
+                out.append(f'<path class="tip" d="M{x} {y2}l-7 -3.5v7z"></path>')
     size, known = (box_w, box_h), states or {}
     out.extend(_box(m, place[m.id], size, small, link(m), known.get(m.id, "")) for m in shown)
     text = f"{len(moves)} moves in {len({m.wave for m in moves})} waves"
