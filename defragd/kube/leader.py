@@ -70,7 +70,6 @@ class LeaderElector:
         self._seen_at = time.monotonic()
         self._fence_until = float("-inf")
         self._told = ""
-        self._leads = threading.Event()
 
     # -- ports.Leadership -----------------------------------------------------------------------------------------
 
@@ -93,7 +92,10 @@ class LeaderElector:
 
     def wait_leader(self, timeout: float) -> bool:
         """Until we lead; a convenience for start-up and tests."""
-        return self._leads.wait(timeout) and self.is_leader()
+        end = time.monotonic() + timeout
+        while not self.is_leader() and time.monotonic() < end and not self._stop.wait(0.02):
+            pass
+        return self.is_leader()
 
     def stop(self) -> None:
         """Ends the loop and releases the lease, if it is ours."""
@@ -167,8 +169,7 @@ class LeaderElector:
         if self.is_leader():
             self._leads.set()
         else:
-            self._leads.clear()
-        holder = self._record.holder
+            holder = self._record.holder
         if holder != self._told:
             self._told = holder
             self._hook("leader.changed", {"leader": holder})
@@ -187,7 +188,6 @@ class LeaderElector:
         )
         if result.ok:
             self._observe(Record("", 1.0, now, now, self._record.transitions, result.revision))
-        self._leads.clear()
 
 
 class AlwaysLeader:
