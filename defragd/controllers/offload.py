@@ -25,6 +25,8 @@ GRACE = 5.0
 START_UP = 30.0
 """Seconds the child may take to start (imports on a busy machine) before its own clock begins."""
 
+PRELOAD = ("defragd.core.planner", "defragd.policy.registry", "defragd.strategies.best_fit")
+
 
 class PlanFailed(DefragError):
     """No plan came back: the child crashed, was killed, or its strategy raised. The message is one line."""
@@ -73,6 +75,9 @@ class ChildPlanner:
     ) -> None:
         """``strategies``: a module-level function (it is named, not sent, to the child)."""
         self._context = multiprocessing.get_context(method)
+        if method == "forkserver":
+            # imported once in the server, so that a child starts in a moment; plug-ins are looked up per plan
+            self._context.set_forkserver_preload(list(PRELOAD))
         self._strategies = strategies
 
     def run(self, request: PlanRequest, *, time_limit: float) -> PlanReply:
