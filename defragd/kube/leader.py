@@ -166,10 +166,7 @@ class LeaderElector:
         self._record = record
 
     def _tell(self) -> None:
-        if self.is_leader():
-            self._leads.set()
-        else:
-            holder = self._record.holder
+        holder = self._record.holder
         if holder != self._told:
             self._told = holder
             self._hook("leader.changed", {"leader": holder})
