@@ -278,6 +278,8 @@ def _explain(pages: Blueprint, deps: ApiDeps, views: ViewCache) -> None:
                     raise Problem(404, f"there is no {kind} {name[:200]!r}") from problem
                 raise
             note = problem.detail
+        if not nodes and found.get("name"):  # asked as NODE/gpu-I
+            nodes, device = _place(view, kind, str(found["name"]))
         return show(
             deps, "explain.html", kind=kind, name=name, policy=policy, found=found, note=note, nodes=nodes,
             device=device, pod=view.snapshot.pods.get(name) if kind == "pod" else None, view=view,

@@ -18,16 +18,20 @@ from defragd.core.model import (
     Problem,
     Resources,
     Selector,
+    Workload,
 )
 from defragd.core.placement import Assignment, Condition, Phase, Placement, PlacementSpec, PlacementStatus, Step
 from defragd.core.plan import ClassScore, Move, Place, PlanReply, Refusal, Score
 from defragd.core.plan_json import plan_to_json
 from defragd.core.run import MoveState, Run, RunMove, RunPhase
 from defragd.core.snapshot import Snapshot
+from defragd.hami.vendors import VENDORS
 from defragd.obs.cluster import Reading
 from defragd.obs.metrics import Metrics
+from defragd.policy.loaded import PolicySet
 from defragd.ports import Beat, Outcome, Written
 from defragd.web.deps import ApiDeps, Denied, PolicyView, StartView, User, WriteRequest
+from defragd.web.explainer import build_explain
 
 NOW = datetime(2026, 11, 30, 23, 5, 0, tzinfo=UTC)
 MODELS = (("NVIDIA A100-SXM4-80GB", 81920), ("NVIDIA L40S", 46068), ("NVIDIA Tesla T4", 15360))
@@ -203,10 +207,18 @@ def build_snapshot(nodes: int = 12, *, per_node: int = 4) -> Snapshot:
     )
     pods[waiting.key] = waiting
     second = next(iter(found.values())).devices
+    workloads = {
+        pod.owner.uid: Workload(
+            "ReplicaSet", pod.namespace, pod.owner.name, pod.owner.uid, replicas=1 if "ocr" in pod.name else 4, ready=4
+        )
+        for pod in pods.values()
+        if pod.owner
+    }
     hold = Hold("ads/defrag-7-m2", "gpu-node-01", (Allocation(0, second[3].uuid, 8192, 10),))
     return Snapshot(
         nodes=found,
         pods=pods,
+        workloads=workloads,
         holds=(hold,),
         known=frozenset({"pdbs", "workloads", "placements"}),
         problems=(Problem("Node/gpu-node-77", "UnreadableAllocation", "register annotation: item 3 has no id"),),
@@ -441,23 +453,6 @@ def authorize(request: WriteRequest) -> User | Denied:
     return Denied("Unauthorized", "send a bearer token", 401)
 
 
-def explain(kind: str, name: str, policy: str | None) -> Mapping[str, Any] | None:
-    if name in ("gone", "ads/gone"):
-        return None
-    return {
-        "object": name,
-        "kind": kind,
-        "movable": kind == "pod",
-        "reason": "TooFewReplicas" if kind == "pod" else "",
-        "detail": "Deployment ads/embed has 1 replica, the policy wants 2",
-        "policy": policy or "default",
-        "targets": [
-            {"node": "gpu-node-02", "ok": True, "reason": ""},
-            {"node": "gpu-node-03", "ok": False, "reason": "DeviceFull"},
-        ],
-    }
-
-
 @dataclass
 class WebWorld:
     """Everything behind `deps`, to poke at."""
@@ -510,7 +505,7 @@ def build_world(nodes: int = 12, *, per_node: int = 4, snapshot: Snapshot | None
         "score": lambda: score,
         "metrics": metrics,
         "plan_now": plan_now,
-        "explain": explain,
+        "explain": build_explain(reader, PolicySet, clock, vendors=VENDORS),
         "live": {"loops": lambda: ""},
         "ready": {"caches": lambda: "", "webhook": lambda: ""},
         "authorize": authorize,

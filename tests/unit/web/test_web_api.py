@@ -24,7 +24,8 @@ GETS = [
     "/api/v1/cluster-info", "/api/v1/placements", "/api/v1/placements/ads/run-3-m1", "/api/v1/policies",
     "/api/v1/policies/weekly-drain", "/api/v1/plans", "/api/v1/plans/nightly-consolidation-3", "/api/v1/runs",
     "/api/v1/runs/nightly-consolidation-3", "/api/v1/settings", "/api/v1/explain/pod/ads/embed-000-x0000",
-    "/api/v1/explain/node/gpu-node-01", "/api/v1/explain/device/GPU-1", "/openapi.json",
+    "/api/v1/explain/node/gpu-node-01", "/api/v1/explain/device/GPU-00000000-5d1b-4c1e-9b7d-0f1e2d3c4b5a",
+    "/openapi.json",
 ]  # fmt: skip
 
 
@@ -224,15 +225,30 @@ def test_a_fault_reaches_the_hook() -> None:
     assert ("http.request", {"route": "api.policies", "code": 500}) in world.events
 
 
-def test_explain_hands_the_policy_on_and_says_when_it_is_not_offered(world: WebWorld) -> None:
-    body = json.loads(client(world).get("/api/v1/explain/pod/ads/x?policy=p1").data)
-    assert body["object"] == "ads/x" and body["policy"] == "p1"
+def test_explain_hands_the_policy_on_and_says_when_it_is_not_offered() -> None:
+    asked = []
+    world = build_world(explain=lambda *question: asked.append(question) or {"kind": "pod"})
+    client(world).get("/api/v1/explain/pod/ads/x?policy=p1")
+    client(world).get("/api/v1/explain/device/gpu-node-01/gpu-0")
+    assert asked == [("pod", "ads/x", "p1"), ("device", "gpu-node-01/gpu-0", None)]
     problem(client(build_world(explain=None)).get("/api/v1/explain/node/n"), 501, "NotOffered")
 
     def wrong(kind, name, policy):
         raise ConfigError("no policy 'p2'")
 
     problem(client(build_world(explain=wrong)).get("/api/v1/explain/node/n?policy=p2"), 400, "BadRequest")
+
+
+def test_explain_answers_by_the_code_that_plans(world: WebWorld) -> None:
+    c = client(world)
+    pod = json.loads(c.get("/api/v1/explain/pod/research/ocr-000-x0003").data)
+    assert pod["verdict"] == "never" and pod["reason"] == "TooFewReplicas"
+    node = json.loads(c.get("/api/v1/explain/node/gpu-node-06").data)
+    assert node["verdict"] == "drainable" and node["asTarget"]["ok"] is True
+    device = json.loads(c.get("/api/v1/explain/device/gpu-node-08/gpu-2").data)
+    assert device["asTarget"]["reason"] == "DeviceUnhealthy"
+    body = problem(c.get("/api/v1/explain/node/gpu-node-06?policy=nope"), 400, "BadRequest")
+    assert "nope" in body["detail"]
 
 
 # -- writes ----------------------------------------------------------------------------------------------------------

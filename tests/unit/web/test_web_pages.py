@@ -327,8 +327,16 @@ def test_the_explain_form_leads_to_the_answer(shared: WebWorld) -> None:
     answer = client.get("/explain?kind=pod&name=ads/embed-000-x0000&policy=weekly-drain", headers=HTML)
     assert answer.status_code == 303
     assert answer.headers["Location"] == "explain/pod/ads/embed-000-x0000?policy=weekly-drain"
-    text = get(shared, "/explain/pod/ads/embed-000-x0000")
-    assert "TooFewReplicas" in text and "DeviceFull" in text and "gpu-node-01" in text
+    text = get(shared, "/explain/pod/research/ocr-000-x0003")
+    assert "TooFewReplicas" in text and "never" in text and "gpu-node-01" in text
+    text = get(shared, "/explain/node/gpu-node-05")
+    assert "Who is on it" in text and "Can it receive pods?" in text
+
+
+def test_an_explanation_of_another_form_is_shown_too() -> None:
+    world = build_world(explain=lambda *_: {"movable": True, "targets": [{"node": "n1", "ok": False}], "x": None})
+    text = get(world, "/explain/node/gpu-node-01")
+    assert "movable" in text and "yes" in text and "n1" in text
 
 
 def test_objects_are_shown_even_where_nothing_is_explained() -> None:
