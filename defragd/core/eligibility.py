@@ -8,7 +8,7 @@ that its owner has to do something about. Disruption budgets are arithmetic over
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 
 from defragd.core.annotations import unread, wishes
 from defragd.core.eligibility_checks import CHECKS, MOVABLE, NEVER, NOT_NOW, Case, Eligibility
@@ -21,6 +21,8 @@ from defragd.core.vendor import Vendor
 from defragd.core.workloads import replicas_of, workload_key
 
 __all__ = ["MOVABLE", "NEVER", "NOT_NOW", "Eligibility", "eligible", "replicas_of", "warnings", "workload_key"]
+
+_LATEST = datetime(9998, 1, 1, tzinfo=UTC)
 
 
 def eligible(
@@ -42,6 +44,9 @@ def eligible(
     ``whole_gangs``: the caller moves all members of a gang together (see `core.gangs`); without that promise members
     of gangs are refused unless the rules let them go one by one.
     """
+    if now > _LATEST:
+        # "The end of time" stands for "unknown" with some callers; local time must still exist for it.
+        now = _LATEST
     owner = snapshot.workload_of(pod)
     top = snapshot.workloads.get(owner.top.uid) if owner and owner.top else None
     case = Case(

@@ -232,6 +232,11 @@ def test_until_says_when_to_ask_again():
     assert young.until == NOW + timedelta(minutes=20)
 
 
+def test_the_end_of_time_stands_for_an_unknown_present():
+    hours = replace(POD, annotations={"defragd.io/allowed-hours": "00:00-24:00 Asia/Shanghai"})
+    assert judge(hours, now=datetime.max.replace(tzinfo=UTC)).ok
+
+
 def test_opt_in_never_beats_an_opt_out_or_a_required_pdb():
     both = {"defragd.io/move": "allow", "defragd.io/do-not-move": "true"}
     assert judge(replace(POD, annotations=both)).reason is Reason.OPTED_OUT
