@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from defragd.core import fit_checks as checks
-from defragd.core.fit_families import FAMILIES, node_bonus
+from defragd.core.fit_bonus import node_bonus
+from defragd.core.fit_families import FAMILIES, UNPREDICTABLE
 from defragd.core.fit_state import (
     Order,
     Slot,
@@ -86,6 +87,7 @@ _NO_WEIGHTS = (1, 1, 1)
 
 # HAMi's word -> ours; the check that came last says most about how near the pod was to fitting
 _REASONS: tuple[tuple[str, Reason], ...] = (
+    (UNPREDICTABLE, Reason.UNJUDGED),
     (checks.RULE, Reason.NODE_UNFIT),
     (checks.MIG, Reason.DEVICE_FULL),
     (checks.FULL, Reason.DEVICE_FULL),
@@ -305,7 +307,7 @@ def fit_pod(
         if over:
             return _refuse(over, Reason.DEVICE_FULL)
     score = f32(
-        node_score(base) + node_bonus(here, slots, base, vendors, pod.selection.node_policy or config.node_policy)
+        node_score(base) + node_bonus(here, pod, slots, base, vendors, pod.selection.node_policy or config.node_policy)
     )
     layout = tuple((word, tuple(len(entry.picks) for entry in row)) for word, row in slots.items())
     return Fit(ok=True, allocations=allocations, score=float(score), mig=_mig(slots), layout=layout)

@@ -102,6 +102,19 @@ def place_mig(spot: Spot, memory: int, extra: list[tuple[int, int]]) -> tuple[in
     return None
 
 
+def core_refusal(task: Task, spot: Spot, cores: int) -> str:
+    """Too few cores, a wish for all of a device that is in use, or a device whose cores are all taken; "" = passes."""
+    total = spot.device.cores if task.total_cores is None else task.total_cores
+    if total - spot.cores < cores:
+        return CORE
+    if task.facts.exclusive_cores:
+        if total == 100 and cores == 100 and spot.used > 0:
+            return EXCLUSIVE
+        if total and spot.cores == total and cores == 0:
+            return FULL
+    return ""
+
+
 def _refusal(task: Task, spot: Spot, picked: list[Pick], memory: int, cores: int) -> str:
     """The first check of NVIDIA's list (after the NUMA step) that refuses the device, "" when it passes."""
     device, facts = spot.device, task.facts
@@ -111,21 +124,14 @@ def _refusal(task: Task, spot: Spot, picked: list[Pick], memory: int, cores: int
         return SLOTS
     if task.order.mutex and spot.used > 0:
         return EXCLUSIVE
-    if facts.family == "plain":
-        return ""
     task.asking = device.uuid
     if facts.quota and not quota_fits(task, picked, memory, cores):
         return QUOTA
     if device.memory_mib - spot.memory_mib < memory:
         return MEMORY
-    total = device.cores if task.total_cores is None else task.total_cores
-    if total - spot.cores < cores:
-        return CORE
-    if facts.exclusive_cores:
-        if total == 100 and cores == 100 and spot.used > 0:
-            return EXCLUSIVE
-        if total and spot.cores == total and cores == 0:
-            return FULL
+    refusal = core_refusal(task, spot, cores)
+    if refusal:
+        return refusal
     if facts.family == "one-device" and any(
         p.spot.device.uuid != device.uuid for slot in task.slots for p in slot.picks
     ):

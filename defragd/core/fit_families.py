@@ -1,29 +1,32 @@
 """Fit procedures of backends that differ from the common check list, by family word (`core.vendor.Vendor.family`).
 
-Where HAMi's choice among several sets of devices is arbitrary or not known, the answer is ``Unpredictable`` unless no
-choice is left (an exact pin, or just as many passing devices as are asked).
+Where HAMi's choice among several sets of devices is arbitrary, the answer is ``Unpredictable`` unless no choice is left
+(an exact pin, or just as many passing devices as are asked).
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-
-import numpy as np
+from math import ceil
 
 from defragd.core import fit_checks as checks
-from defragd.core.fit_state import Pick, Slot, Spot, Task, f32
-from defragd.core.model import Node
-from defragd.core.vendor import Vendor
+from defragd.core.fit_state import Pick, Spot, Task
+from defragd.core.fit_wings import even_wings, whole_wings
+from defragd.core.model import Device
 
 Answer = tuple[list[Pick], "Counter[str]"]
 UNPREDICTABLE = "Unpredictable"
-SOFT_MODE_KEY = "huawei.com/vnpu-mode"
-SOFT_NODE_KEY = "hami-vnpu-core"
-LOSSES = "metax-tech.com/gpu.topology.losses"
-SCORES = "metax-tech.com/gpu.topology.scores"
+UNHEALTHY = "CardUnhealthy"
+CLASS = "CardAppClassMismatch"
+QUALITY = "CardQosPolicyMismatch"
+ONLINE, OFFLINE = "online", "offline"
+
+
+def unpredictable() -> Answer:
+    """HAMi would choose among several sets in a way that cannot be told."""
+    return [], Counter({UNPREDICTABLE: 1})
 
 
 def _walk(task: Task, eligible: list[Spot], refuse: Callable[[Spot], str], amount: Callable[[Spot], Pick]) -> Answer:
@@ -36,78 +39,78 @@ def _walk(task: Task, eligible: list[Spot], refuse: Callable[[Spot], str], amoun
             reasons[refusal] += 1
             continue
         picked.append(amount(spot))
-        if len(picked) == task.request.count:
+        if len(picked) == task.request.count and not task.collect:
             return picked, reasons
+    if task.collect:
+        return picked, reasons
     if picked:
         reasons[checks.TOO_FEW] += len(picked)
     return [], reasons
 
 
+def _first_checks(task: Task, spot: Spot) -> str:
+    """Health, type, UUID, slots, mutex: what every backend with registered devices begins with."""
+    if not spot.healthy:
+        return checks.NOT_HEALTHY
+    if not checks.type_fits(task, spot.device):
+        return checks.TYPE
+    if not checks.uuid_fits(task, spot.device):
+        return checks.UUID
+    if spot.device.slots <= spot.used:
+        return checks.SLOTS
+    return checks.EXCLUSIVE if task.order.mutex and spot.used > 0 else ""
+
+
 def whole(task: Task, eligible: list[Spot]) -> Answer:
-    """A device is free or it is not; no selection by UUID."""
+    """A device is free or it is not; no selection by UUID. Memory and cores are counted in percent."""
 
     def refuse(spot: Spot) -> str:
         if not spot.healthy:
             return checks.NOT_HEALTHY
-        if not checks.type_fits(task, spot.device):
-            return checks.TYPE
         return checks.EXCLUSIVE if spot.used > 0 else ""
 
-    return _walk(task, eligible, refuse, lambda s: Pick(s, task.request.memory_on(s.device), task.request.cores))
+    return _walk(task, eligible, refuse, lambda spot: Pick(spot, 100, 100))
 
 
-def amd(task: Task, eligible: list[Spot]) -> Answer:
-    """Cores are percent of the compute units, at least one; nothing is exclusive."""
+def compute_units(task: Task, eligible: list[Spot]) -> Answer:
+    """Cores are percent of the device's compute units, at least one; nothing is exclusive."""
 
     def pick(spot: Spot) -> Pick:
-        cores = max(1, spot.device.cores * task.request.cores // 100)
-        return Pick(spot, task.request.memory_on(spot.device), cores)
+        total = spot.device.cores
+        return Pick(spot, task.request.memory_on(spot.device), min(max(total * task.request.cores // 100, 1), total))
 
     def refuse(spot: Spot) -> str:
         wish = pick(spot)
-        if not spot.healthy:
-            return checks.NOT_HEALTHY
-        if not checks.type_fits(task, spot.device):
-            return checks.TYPE
-        if not checks.uuid_fits(task, spot.device):
-            return checks.UUID
-        if spot.device.slots <= spot.used:
-            return checks.SLOTS
-        if task.order.mutex and spot.used > 0:
-            return checks.EXCLUSIVE
+        refusal = _first_checks(task, spot)
+        if refusal:
+            return refusal
         if spot.device.memory_mib - spot.memory_mib < wish.memory_mib:
             return checks.MEMORY
-        return checks.CORE if spot.device.cores - spot.cores < wish.cores else ""
+        return checks.CORE if spot.device.cores <= 0 or spot.device.cores - spot.cores < wish.cores else ""
 
     return _walk(task, eligible, refuse, pick)
 
 
-# -- Ascend -----------------------------------------------------------------------------------------------------------
+# -- groups of devices ------------------------------------------------------------------------------------------------
 
 
-def ascend(task: Task, eligible: list[Spot]) -> Answer:
+def network_groups(task: Task, eligible: list[Spot]) -> Answer:
     """The common list. Soft slicing needs the node's consent and counts cores to 100; devices that all name a network
     group are chosen by group; modules of two are given whole."""
-    soft = task.pod.annotations.get(SOFT_MODE_KEY) == "hami-core"
-    if soft:
-        allowed = task.node.annotations.get(SOFT_NODE_KEY)
+    facts = task.facts
+    if facts.soft_key and task.pod.annotations.get(facts.soft_key) == facts.soft_value:
+        allowed = task.node.annotations.get(facts.soft_node_key)
         if not (task.soft_slicing if allowed is None else allowed == "true"):
             return [], Counter({checks.MODE: 1})
         task = replace(task, total_cores=100)
-    modules = task.facts.pairs and task.request.count > 1
-    grouped = task.facts.groups and all("NetworkID" in s.device.custom for s in eligible)
+    modules = facts.pairs and task.request.count > 1
+    grouped = bool(facts.group_field) and all(facts.group_field in s.device.custom for s in eligible)
     if not modules and not grouped:
         return checks.search(task, eligible)
     picks, reasons = checks.search(replace(task, collect=True), eligible)
     if modules:
         return _modules(task, picks, reasons)
-    if len(picks) < task.request.count:
-        if picks:
-            reasons[checks.TOO_FEW] = len(picks)
-        return [], reasons
-    if task.request.count in (1, len(picks)):
-        return picks[: task.request.count], reasons
-    return _groups(task, picks)
+    return best_groups(task, picks, reasons)
 
 
 def _modules(task: Task, picks: list[Pick], reasons: Counter[str]) -> Answer:
@@ -119,131 +122,167 @@ def _modules(task: Task, picks: list[Pick], reasons: Counter[str]) -> Answer:
         reasons[checks.TOO_FEW] = 2 * len(full)
         return [], reasons
     if 2 * len(full) > task.request.count:
-        return [], Counter({UNPREDICTABLE: 1})
+        return unpredictable()
     return [pick for pair in full for pick in pair], reasons
 
 
-def _network(pick: Pick) -> int | None:
-    found = pick.spot.device.custom.get("NetworkID")
-    return int(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+def group_of(device: Device, field: str) -> str | int | None:
+    """The group a device names: a number or a text, None for anything else."""
+    found = device.custom.get(field)
+    if isinstance(found, bool) or not isinstance(found, int | float | str):
+        return None
+    return found if isinstance(found, str) else int(found)
 
 
-def _groups(task: Task, picks: list[Pick]) -> Answer:
-    """The largest groups first. HAMi takes groups of one size in any order, so a tie that matters is Unpredictable."""
-    groups: dict[int, list[Pick]] = {}
+def best_groups(task: Task, picks: list[Pick], reasons: Counter[str]) -> Answer:
+    """Devices of the largest groups first. HAMi takes groups of one size in any order, so a tie that matters cannot be
+    predicted."""
+    wanted = task.request.count
+    if len(picks) < wanted:
+        if picks:
+            reasons[checks.TOO_FEW] = len(picks)
+        return [], reasons
+    if wanted in (1, len(picks)):
+        return picks[:wanted], reasons
+    groups: dict[str | int, list[Pick]] = {}
     for pick in picks:
-        network = _network(pick)
-        if network is not None:
-            groups.setdefault(network, []).append(pick)
-    ranked = sorted(groups.values(), key=len, reverse=True)
+        group = group_of(pick.spot.device, task.facts.group_field)
+        if group is not None:
+            groups.setdefault(group, []).append(pick)
     out: list[Pick] = []
-    for place, group in enumerate(ranked):
-        twins = [g for g in ranked if len(g) == len(group)]
-        room = task.request.count - len(out)
-        if len(twins) > 1 and sum(map(len, twins)) > room and place == ranked.index(group):
-            return [], Counter({UNPREDICTABLE: 1})
-        out += group[:room]
-        if len(out) == task.request.count:
-            return out, Counter()
-    return out, Counter()
+    for size in sorted({len(g) for g in groups.values()}, reverse=True):
+        same = [g for g in groups.values() if len(g) == size]
+        room = wanted - len(out)
+        if len(same) > 1 and size * len(same) > room:
+            return unpredictable()
+        for group_picks in same:
+            out += group_picks[: wanted - len(out)]
+        if len(out) == wanted:
+            break
+    return out, reasons
 
 
-# -- others -----------------------------------------------------------------------------------------------------------
+def dies(task: Task, eligible: list[Spot]) -> Answer:
+    """Devices count by slots only. In die mode several dies share one board: mutex then means the board, and dies of
+    one board are preferred."""
+    die_mode = bool(eligible) and eligible[0].device.custom.get("DeviceStrategy") == "die"
+    field = task.facts.group_field
+    busy = {group_of(s.device, field) for s in eligible if s.used > 0} - {None} if die_mode else set()
+
+    def refuse(spot: Spot) -> str:
+        refusal = _first_checks(task, spot)
+        if not refusal and task.order.mutex and die_mode and group_of(spot.device, field) in busy:
+            return checks.EXCLUSIVE
+        return refusal
+
+    inner = replace(task, collect=True) if die_mode else task
+    picks, reasons = _walk(inner, eligible, refuse, lambda spot: Pick(spot, 0, task.request.cores))
+    return best_groups(task, picks, reasons) if die_mode else (picks, reasons)
 
 
-def xpu(task: Task, eligible: list[Spot]) -> Answer:
-    """All slices of a device are of one size."""
-    fitting = []
-    for spot in reversed(eligible):
-        memory = task.request.memory_on(spot.device)
-        even = spot.used == 0 or spot.memory_mib // spot.used == memory
-        if not spot.healthy or not checks.uuid_fits(task, spot.device) or (task.order.mutex and spot.used):
-            continue
-        if even and spot.device.memory_mib - spot.memory_mib >= memory:
-            fitting.append(Pick(spot, memory, task.request.cores))
-    return _only(task, eligible, fitting)
+# -- slices by profile ------------------------------------------------------------------------------------------------
 
 
-def kunlun(task: Task, eligible: list[Spot]) -> Answer:
-    """Whole devices in two wings; which of several free sets is taken is not predicted."""
-    if task.request.count not in (1, 2, 4, 8):
-        return [], Counter({checks.NUMA: len(eligible)})
-    fitting = [
-        Pick(spot, task.request.memory_on(spot.device), task.request.cores)
-        for spot in reversed(eligible)
-        if spot.healthy and spot.used == 0 and checks.uuid_fits(task, spot.device)
-    ]
-    return _only(task, eligible, fitting)
+def profiles(task: Task, eligible: list[Spot]) -> Answer:
+    """A slice must match one of the node's profiles ((slices, GB) pairs); memory and cores are the profile's.
+
+    ``request.memory_mib`` is the number of slices when the request names slices (cores -1), else the memory asked.
+    """
+    known = sorted({pair for spot in eligible for pair in spot.device.custom.get("profiles", ())})
+    largest = max((size for size, _ in known), default=0)
+    ask = task.request
+    chosen = None
+    for size, gigabytes in known:
+        cores = ceil(size * 100 / largest)
+        if ask.cores == -1:
+            fits = size == ask.memory_mib
+        else:
+            limit = known[-1][1]
+            memory = ceil(ask.memory_mib / 1024) if ask.memory_mib > 2 * limit else ask.memory_mib
+            fits = gigabytes >= memory and cores >= ask.cores
+        if fits:
+            chosen = (gigabytes * 1024, cores)
+            break
+    if chosen is None:
+        return [], Counter({checks.MODE: 1})
+    memory_mib, percent = chosen
+
+    def refuse(spot: Spot) -> str:
+        refusal = _first_checks(task, spot)
+        if refusal:
+            return refusal
+        if spot.device.memory_mib - spot.memory_mib < memory_mib:
+            return checks.MEMORY
+        return checks.CORE if spot.device.cores > 0 and spot.device.cores - spot.cores < percent else ""
+
+    return _walk(task, eligible, refuse, lambda spot: Pick(spot, memory_mib, percent))
 
 
-def _only(task: Task, eligible: list[Spot], fitting: list[Pick]) -> Answer:
-    if len(fitting) == task.request.count:
-        return fitting, Counter()
-    if len(fitting) > task.request.count:
-        return [], Counter({UNPREDICTABLE: 1})
-    named = any(not checks.uuid_fits(task, s.device) for s in eligible)
-    return [], Counter({checks.UUID if named else checks.NUMA: len(eligible)})
+# -- classes and quality of service -----------------------------------------------------------------------------------
+
+
+def _class_fits(spot: Spot, asked: str) -> bool:
+    if spot.used == 0:
+        return True
+    special = asked in (ONLINE, OFFLINE)
+    if bool(spot.wishes & {ONLINE, OFFLINE}) != special:
+        return False
+    return not (ONLINE in spot.wishes and asked == OFFLINE)
+
+
+def zones(task: Task, eligible: list[Spot]) -> Answer:
+    """Devices that keep to one quality of service and one class of pods; whole ones are chosen by link zone.
+
+    With more passing devices than asked, online pods and whole devices are not predicted.
+    """
+    facts, ask = task.facts, task.request
+    asked = task.pod.annotations.get(facts.class_key, "")
+    quality = task.pod.annotations.get(facts.quality_key, "")
+
+    def refuse(spot: Spot) -> str:
+        device = spot.device
+        if not spot.healthy:
+            return UNHEALTHY
+        if not _class_fits(spot, asked):
+            return CLASS
+        own = device.custom.get("QosPolicy") or ""
+        if asked != ONLINE and spot.used > 0 and ask.cores != 100 and own and own != quality:
+            return QUALITY
+        refusal = _first_checks(task, spot)
+        if refusal:
+            return refusal
+        if device.memory_mib - spot.memory_mib < ask.memory_on(device):
+            return checks.MEMORY
+        return "" if asked == ONLINE else checks.core_refusal(task, spot, ask.cores)
+
+    cores = 0 if asked == ONLINE else ask.cores
+    picks, reasons = _walk(
+        replace(task, collect=True), eligible, refuse, lambda spot: Pick(spot, ask.memory_on(spot.device), cores)
+    )
+    if len(picks) < ask.count:
+        if picks:
+            reasons[checks.TOO_FEW] = len(picks)
+        return [], reasons
+    free = len(picks) > ask.count and (asked == ONLINE or (not asked and ask.cores == 100))
+    return unpredictable() if free else (picks[: ask.count], reasons)
 
 
 def unjudged(task: Task, eligible: list[Spot]) -> Answer:
     """Backends whose rules are not known well enough."""
     del task, eligible
-    return [], Counter({UNPREDICTABLE: 1})
+    return unpredictable()
 
 
 FAMILIES: Mapping[str, Callable[[Task, list[Spot]], Answer]] = {
     "shared": checks.search,
     "one-device": checks.search,
-    "plain": checks.search,
-    "ascend": ascend,
+    "network-groups": network_groups,
+    "dies": dies,
     "whole": whole,
-    "amd": amd,
-    "xpu": xpu,
-    "kunlun": kunlun,
-    "metax-shared": unjudged,
-    "enflame": unjudged,
-    "neuron": unjudged,
+    "compute-units": compute_units,
+    "even-wings": even_wings,
+    "whole-wings": whole_wings,
+    "profiles": profiles,
+    "zones": zones,
+    "unjudged": unjudged,
 }
-
-
-# -- node score -------------------------------------------------------------------------------------------------------
-
-
-def _topology_value(node: Node, key: str, count: int) -> float:
-    """The node's own figure for ``count`` devices (JSON map "number of devices" -> int), 0 where there is none."""
-    try:
-        found = json.loads(node.annotations.get(key, "") or "{}")
-    except (ValueError, RecursionError):
-        return 0.0
-    value = found.get(str(count)) if isinstance(found, dict) else None
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else 0.0
-
-
-def _network_score(rows: list[Slot]) -> np.float32:
-    score = f32(0)
-    for row in rows:
-        if not row.picks:
-            continue
-        if any("NetworkID" not in pick.spot.device.custom for pick in row.picks):
-            return f32(0)
-        counts = Counter(n for n in map(_network, row.picks) if n is not None)
-        if counts:
-            score += f32(max(counts.values())) / f32(counts.total())
-    return f32(score * f32(10))
-
-
-def node_bonus(
-    node: Node, slots: Mapping[str, list[Slot]], spots: list[Spot], vendors: Mapping[str, Vendor], policy: str
-) -> np.float32:
-    """What backends add to the node score."""
-    del spots
-    bonus = f32(0)
-    for word, rows in slots.items():
-        facts = vendors[word]
-        if facts.groups:
-            bonus += _network_score(rows)
-        elif facts.topology_maps and any(row.picks for row in rows):
-            count = sum(len(row.picks) for row in rows)
-            key = SCORES if policy == "spread" else LOSSES
-            bonus += f32(2000 - _topology_value(node, key, count))
-    return f32(bonus)

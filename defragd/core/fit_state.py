@@ -29,12 +29,24 @@ class Spot:
     score: np.float32 = field(default_factory=lambda: f32(0))
     taken: list[tuple[int, int]] = field(default_factory=list)
     """(start, size) of MIG instances on the device."""
-    wishes: frozenset[str] = frozenset()
-    """Quality-of-service words of the pods on it, for backends that keep a device to one."""
+    classes: tuple[int, int] = (0, 0)
+    """Numbers of online and offline pods on it, for backends with classes of pods."""
+
+    @property
+    def wishes(self) -> frozenset[str]:
+        """The classes present."""
+        return frozenset(word for word, count in zip(("online", "offline"), self.classes, strict=True) if count)
 
     def copy(self) -> Spot:
         return Spot(
-            self.device, self.used, self.memory_mib, self.cores, self.healthy, self.score, list(self.taken), self.wishes
+            self.device,
+            self.used,
+            self.memory_mib,
+            self.cores,
+            self.healthy,
+            self.score,
+            list(self.taken),
+            self.classes,
         )
 
     def add(self, memory_mib: int, cores: int, slots: int = 1) -> None:
@@ -88,7 +100,24 @@ def spots_of(
                 by_uuid[uuid].add(use.memory_mib, use.cores, use.slots)
     if any(vendors[w].mig for w in {d.vendor for d in node.devices} if w in vendors):
         _reserve(snapshot, node, by_uuid, without, as_hami)
+    keys = {vendors[d.vendor].class_key for d in node.devices if d.vendor in vendors} - {""}
+    for key in keys:
+        _count_classes(snapshot, node, by_uuid, without, key)
     return spots
+
+
+def _count_classes(
+    snapshot: Snapshot, node: Node, by_uuid: Mapping[str, Spot], without: frozenset[str], key: str
+) -> None:
+    for pod in snapshot.booked_on.get(node.name, ()):
+        word = pod.annotations.get(key)
+        if pod.key in without or word not in ("online", "offline"):
+            continue
+        for uuid in pod.devices:
+            spot = by_uuid.get(uuid)
+            if spot is not None:
+                online, offline = spot.classes
+                spot.classes = (online + (word == "online"), offline + (word == "offline"))
 
 
 def _reserve(

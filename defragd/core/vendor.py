@@ -26,11 +26,21 @@ class Vendor:
     node_lock: bool = True
     exclusive_cores: bool = True
     """Cores 100 on a 100-core device needs it empty, and a device with all cores booked takes no 0-core pod."""
-    groups: bool = False
-    """Devices may name network groups, which decide the choice of several devices and add to the node score."""
+    group_field: str = ""
+    """Field of a device's own data that names its group; groups decide the choice of several devices."""
+    group_weight: int = 1
     pairs: bool = False
     """More than one device means whole modules of two."""
-    topology_maps: bool = False
-    """The node's annotations rate numbers of devices, which dominates the node score."""
+    soft_key: str = ""
+    soft_value: str = ""
+    soft_node_key: str = ""
+    """Pod annotation (and its value) that asks for soft slicing, and the node annotation that allows it."""
+    loss_key: str = ""
+    score_key: str = ""
+    """Node annotations that rate numbers of devices; they dominate the node score."""
+    class_key: str = ""
+    quality_key: str = ""
+    link_key: str = ""
+    """Pod annotations: class of the pod, quality of service, wish for linked devices."""
     family: str = "shared"
     """Which fit procedure applies (hami.vendors documents the families)."""

@@ -12,11 +12,10 @@ from typing import Any
 
 from defragd.core.snapshot import Snapshot, collapse
 from defragd.hami.backend import pick
-from defragd.hami.config import AscendChip, HamiConfig
-from defragd.hami.keys import WEBHOOK_LABEL
-from defragd.hami.quantity import canonical, parse, whole
+from defragd.hami.config import AscendChip, HamiConfig, Names
+from defragd.hami.keys import METAX_APP_CLASS, METAX_QOS, VNPU_MODE, WEBHOOK_LABEL
+from defragd.hami.quantity import canonical, parse, units, whole
 from defragd.hami.requests import ContainerNeeds, resolve_container
-from defragd.hami.vendors import backends
 
 HOOK = 'admission webhook "vgpu.hami.io" denied the request: '
 SOFT_MODE = "hami-core"
@@ -81,27 +80,29 @@ def _nvidia(container: dict[str, Any], pod: dict[str, Any], config: HamiConfig) 
     limits, requests = _amounts(container)
     percent = pick(limits, requests, names.percent)
     if percent is not None:
-        number = whole(percent)
-        if number is None or not 0 <= number <= 100:
+        number = units(percent)
+        if not 0 <= number <= 100:
             raise _Refused(
                 500,
-                f"{HOOK}invalid {names.percent} value {canonical(percent)} in container {container['name']}: "
+                f"{HOOK}invalid {names.percent} value {number} in container {container['name']}: "
                 "must be an integer between 0 and 100",
             )
-    priority = whole(limits.get(names.priority)) if names.priority in limits else None
-    if priority is not None:
+    if names.priority in limits:
+        priority = units(limits[names.priority])
         container.setdefault("env", []).append({"name": "CUDA_TASK_PRIORITY", "value": str(priority)})
     if config.core_policy and config.core_policy != "default":
         container.setdefault("env", []).append({"name": "GPU_CORE_UTILIZATION_POLICY", "value": config.core_policy})
-    asked = pick(limits, requests, names.count) is not None
-    if not asked and any(name in limits for name in (names.memory, names.percent, names.cores)):
+    asked = names.count in limits
+    if not asked and config.default_count > 0 and any(n in limits for n in (names.memory, names.percent, names.cores)):
         _set_limit(container, names.count, config.default_count)
         asked = True
-    if asked:
-        limits, requests = _amounts(container)
-        plain = pick(limits, requests, names.memory) is None and percent is None
-        if pick(limits, requests, names.cores) is None and (plain or whole(percent) == 100):
+    limits, requests = _amounts(container)
+    if pick(limits, requests, names.count) is not None and pick(limits, requests, names.cores) is None:
+        plain = pick(limits, requests, names.memory) is None
+        if plain if percent is None else units(percent) == 100:
             _set_limit(container, names.cores, 100)
+            asked = True
+    if asked:
         if config.runtime_class and not pod["spec"].get("runtimeClassName"):
             pod["spec"]["runtimeClassName"] = config.runtime_class
     elif config.overwrite_env:
@@ -109,84 +110,158 @@ def _nvidia(container: dict[str, Any], pod: dict[str, Any], config: HamiConfig) 
     return asked
 
 
-def _ascend(container: dict[str, Any], pod: dict[str, Any], chip: AscendChip, config: HamiConfig) -> bool:
-    del config
+def _ascend(container: dict[str, Any], pod: dict[str, Any], chip: AscendChip) -> bool:
     names = chip.names
     limits, requests = _amounts(container)
-    count = whole(pick(limits, requests, names.count))
-    if pick(limits, requests, names.count) is None or count is None:
+    if names.count not in limits:
         return False
-    annotations = pod["metadata"].get("annotations") or {}
-    if annotations.get("huawei.com/vnpu-mode") == SOFT_MODE:
-        return True
+    count = asked = units(limits[names.count])
     if chip.super_pod:
         if count == 1:
-            _set_both(container, names.count, 2)
-            count = 2
+            asked = 2
+            _set_both(container, names.count, asked)
         elif count % 2:
-            raise _Refused(500, f"{HOOK}{names.count} {count} is invalid: must be even")
-    cores = whole(pick(limits, requests, names.cores))
-    if cores:
+            raise _Refused(500, f"{HOOK}Ascend910C device request must be 1 or 2*n, got {count}")
+    soft = (pod["metadata"].get("annotations") or {}).get(VNPU_MODE) == SOFT_MODE
+    if not soft and units(pick(limits, requests, names.cores)) > 0:
         raise _Refused(500, f"{HOOK}{names.cores} is only supported in hami-core (soft split) mode")
-    memory = whole(pick(limits, requests, names.memory))
-    if memory is None:
-        _set_both(container, names.memory, chip.allocatable_mib)
-        return True
-    rounded = next((t.memory_mib for t in chip.templates if t.memory_mib >= memory), None)
-    if count > 1 or rounded is None:
-        if memory > chip.capacity_mib or (count > 1 and memory != chip.allocatable_mib):
-            raise _Refused(500, f"{HOOK}{names.memory} {memory} is invalid")
-        rounded = chip.allocatable_mib
-    _set_both(container, names.memory, rounded)
+    memory = chip.allocatable_mib
+    if names.memory in limits:
+        wanted = units(limits[names.memory])
+        memory = wanted if soft else _slice(chip, wanted)
+        if not soft and memory <= 0:
+            raise _Refused(500, f"{HOOK}{names.memory} {wanted} is invalid")
+    if count > 1 and not soft and memory != chip.allocatable_mib:
+        raise _Refused(500, f"{HOOK}vNPU not supported for multiple devices")
+    resources = container["resources"]
+    for part in ("limits", "requests"):
+        resources[part] = {**(resources.get(part) or {}), names.memory: canonical(memory)}
+    if chip.runtime_class and not pod["spec"].get("runtimeClassName"):
+        pod["spec"]["runtimeClassName"] = chip.runtime_class
+    return True
+
+
+def _slice(chip: AscendChip, wanted: int) -> int:
+    """The first template that holds ``wanted`` MiB, else the whole chip up to its capacity, else 0."""
+    found = next((t.memory_mib for t in chip.templates if t.memory_mib >= wanted), None)
+    if found is not None:
+        return found
+    return chip.allocatable_mib if wanted <= chip.capacity_mib else 0
+
+
+def _iluvatar(container: dict[str, Any], names: Names) -> bool:
+    limits, _ = _amounts(container)
+    if names.count not in limits:
+        return False
+    count = units(limits[names.count])
+    if count > 1:
+        _set_limit(container, names.cores, 100 * count)
+    env = container.setdefault("env", [])
+    if container.get("name") and not any(e.get("name") == "SOL_CONTINER_NAME" for e in env):
+        env.append({"name": "SOL_CONTINER_NAME", "value": container["name"]})
     return True
 
 
 def _mthreads(container: dict[str, Any], pod: dict[str, Any], config: HamiConfig) -> bool:
     names = config.mthreads
     limits, requests = _amounts(container)
-    count = whole(pick(limits, requests, names.count))
-    if count is None:
+    asked = pick(limits, requests, names.count)
+    if asked is None:
         return False
+    count = units(asked)
+    if count <= 0:
+        raise _Refused(500, f"{HOOK}{names.count} must be greater than 0")
     per_device = config.mthreads_memory_per_device[0]
     if count > 1:
         _set_limit(container, names.cores, 16 * count)
         _set_limit(container, names.memory, per_device * count)
-        annotations = pod["metadata"].setdefault("annotations", {})
-        annotations["mthreads.com/request-gpu-num"] = str(count)
+        pod["metadata"]["annotations"] = {
+            **(pod["metadata"].get("annotations") or {}),
+            "mthreads.com/request-gpu-num": str(count),
+        }
         return True
-    memory = pick(limits, requests, names.memory)
-    if memory is None:
+    if names.memory not in limits:
         _set_limit(container, names.cores, 16)
         _set_limit(container, names.memory, per_device)
-    elif whole(memory) not in (2, 4, 8, 16, 32, 64, 96):
-        raise _Refused(500, f"{HOOK}{names.memory} {canonical(memory)} is invalid")
+    elif (whole(limits[names.memory]) or 0) not in (2, 4, 8, 16, 32, 64, 96):
+        raise _Refused(500, f"{HOOK}sGPU memory request value is invalid, valid values are [2, 4, 8, 16, 32, 64, 96]")
     return True
+
+
+def _metax(container: dict[str, Any], pod: dict[str, Any], config: HamiConfig) -> bool:
+    limits, _ = _amounts(container)
+    if config.metax_shared.count not in limits:
+        return False
+    annotations = pod["metadata"].get("annotations") or {}
+    wanted = annotations.get(METAX_APP_CLASS)
+    if wanted is not None:
+        if wanted not in ("online", "offline"):
+            raise _Refused(500, f"{HOOK}{METAX_APP_CLASS} must be set one of [online, offline]")
+        if units(limits[config.metax_shared.count]) != 1:
+            raise _Refused(500, f"{HOOK}app-class pod must request single device")
+    if wanted == "online":
+        return True
+    quality = annotations.get(METAX_QOS)
+    if quality is None:
+        pod["metadata"]["annotations"] = {**annotations, METAX_QOS: "best-effort"}
+    elif quality not in ("best-effort", "fixed-share", "burst-share"):
+        raise _Refused(500, f"{HOOK}{METAX_QOS} must be set one of [best-effort, fixed-share, burst-share]")
+    return True
+
+
+def _xpu(container: dict[str, Any], names: Names) -> bool:
+    limits, _ = _amounts(container)
+    if names.count not in limits:
+        return False
+    if names.memory in limits:
+        wanted = units(limits[names.memory])
+        memory = next((s for s in (24576, 49152) if wanted <= s), 98304)
+        resources = container["resources"]
+        for part in ("limits", "requests"):
+            resources[part] = {**(resources.get(part) or {}), names.memory: canonical(memory)}
+    return True
+
+
+def _amd(container: dict[str, Any], names: Names) -> bool:
+    limits, _ = _amounts(container)
+    if names.count in limits and names.cores in limits and not 1 <= (whole(limits[names.cores]) or 0) <= 100:
+        raise _Refused(500, f"{HOOK}{names.cores} must be an integer percentage between 1 and 100")
+    return any(name in limits for name in (names.count, names.memory, names.cores))
+
+
+def _enflame(container: dict[str, Any], names: Names) -> bool:
+    limits, requests = _amounts(container)
+    slices = pick(limits, requests, names.count)
+    if slices is not None:
+        if units(slices) <= 0:
+            raise _Refused(500, f"{HOOK}{names.count} must be greater than 0")
+        return True
+    memory, cores = pick(limits, requests, names.memory), pick(limits, requests, names.cores)
+    if memory is not None and units(memory) <= 0:
+        raise _Refused(500, f"{HOOK}{names.memory} must be greater than 0")
+    if cores is not None and not 0 < units(cores) <= 100:
+        raise _Refused(500, f"{HOOK}{names.cores} must be in range (0,100]")
+    return memory is not None or cores is not None
 
 
 def _mutate(container: dict[str, Any], pod: dict[str, Any], config: HamiConfig) -> bool:
     """All backends on one container; whether any of them is asked."""
-    found = _nvidia(container, pod, config)
-    for chip in config.ascend:
-        found = _ascend(container, pod, chip, config) or found
-    for card in config.iluvatar:
-        limits, requests = _amounts(container)
-        count = whole(pick(limits, requests, card.names.count))
-        if count is not None:
-            found = True
-            container.setdefault("env", []).append({"name": "SOL_CONTINER_NAME", "value": container["name"]})
-            if count > 1:
-                _set_limit(container, card.names.cores, 100 * count)
-    found = _mthreads(container, pod, config) or found
-    for word in ("DCU", "MLU", "Metax-GPU", "Metax-SGPU", "kunlun", "XPU", "GCU", "Enflame", "AMD", "AWSNeuron"):
-        found = _asked(container, backends(config)[word].names.count) or found
-    for word in ("Vastai", "Biren"):
-        found = _asked(container, backends(config)[word].names.count) or found
-    return found
-
-
-def _asked(container: Mapping[str, Any], name: str) -> bool:
+    found = [_nvidia(container, pod, config)]
+    found += [_ascend(container, pod, chip) for chip in config.ascend]
+    found += [_iluvatar(container, chip.names) for chip in config.iluvatar]
+    found += [
+        _mthreads(container, pod, config),
+        _metax(container, pod, config),
+        _xpu(container, config.kunlun_shared),
+        _amd(container, config.amd),
+        _enflame(container, config.enflame_shared),
+    ]
     limits, requests = _amounts(container)
-    return pick(limits, requests, name) is not None
+    plain = ("hygon", "cambricon", "metax", "kunlun", "enflame", "vastai", "biren")
+    found += [getattr(config, name).count in limits for name in plain]
+    neuron = config.neuron
+    found.append(any(pick(limits, requests, name) is not None for name in (neuron.count, neuron.cores)))
+    return any(found)
 
 
 def _needs(container: Mapping[str, Any], init: bool) -> ContainerNeeds:
@@ -213,6 +288,8 @@ def _within_quota(pod: Mapping[str, Any], config: HamiConfig, snapshot: Snapshot
                 used[0] += sum(m for _, m, _ in held.values())
                 used[1] += sum(c for _, _, c in held.values())
         ask = _asks(pod, word, config)
+        if ask == (0, 0):
+            continue
         if memory_limit is not None and used[0] + ask[0] > memory_limit:
             return False
         if core_limit is not None and used[1] + ask[1] > core_limit:
@@ -291,13 +368,10 @@ def _hook(pod: dict[str, Any], config: HamiConfig, snapshot: Snapshot) -> None:
     name = spec["schedulerName"]
     if name != config.scheduler_name and not (name == "default-scheduler" and config.overwrite_default_scheduler):
         return
-    found, privileged = False, ""
-    for _, _, container in _containers(pod):
-        asks = _mutate(container, pod, config)
-        found = found or asks
-        if (container.get("securityContext") or {}).get("privileged") and not privileged:
-            privileged = container["name"]
-    if not found:
+    containers = [container for _, _, container in _containers(pod)]
+    privileged = next((c["name"] for c in containers if (c.get("securityContext") or {}).get("privileged")), "")
+    asks = [_mutate(container, pod, config) for container in containers]
+    if not any(asks):
         return
     if privileged:
         raise _Refused(403, f"{HOOK}container {privileged} is privileged")

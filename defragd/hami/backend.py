@@ -12,7 +12,7 @@ from typing import NamedTuple
 from defragd.core.model import Device
 from defragd.core.vendor import Vendor
 from defragd.hami.config import HamiConfig, Names
-from defragd.hami.quantity import whole
+from defragd.hami.quantity import parse, whole
 
 Amounts = Mapping[str, "str | int | float"]
 """Resource name -> quantity, limits or requests of one container."""
@@ -59,6 +59,8 @@ class Backend:
     inventory: Inventory | None = None
     entry_is_model: bool = False
     """The second field of an allocation entry is the device's model instead of the vendor word."""
+    unit: int = 1
+    """MiB per unit of the memory resource; HAMi multiplies namespace quotas by it too."""
     first: str = "2.5"
     """First HAMi release with this backend."""
 
@@ -80,28 +82,37 @@ def _int32(value: int) -> int:
     return (value + 2**31) % 2**32 - 2**31
 
 
-def resolver(*, unit: int = 1, cores: int = 100, per_count: bool = False, memory_only_limits: bool = False) -> Resolver:
+def resolver(
+    *, unit: int = 1, cores: int = 100, per_count: bool = False, strict: bool = True, strict_cores: bool = False
+) -> Resolver:
     """The rule most backends share: memory in ``unit`` MiB (absent = all of the device), cores absent = ``cores``.
 
-    ``per_count``: both are totals over the devices of the container and are divided by their number.
-    ``memory_only_limits``: requests are not looked at.
+    ``per_count``: both are totals over the devices of the container and are divided by their number. ``strict``: a
+    memory that is no whole number drops the request (else it counts as absent); too large or negative always does.
+    ``strict_cores``: so do cores out of range.
     """
 
     def resolve(limits: Amounts, requests: Amounts, backend: Backend, config: HamiConfig) -> Resolved | None:
         del config
-        if memory_only_limits:
-            requests = {}
         names = backend.names
         count = whole(pick(limits, requests, names.count))
         if count is None or count <= 0:
             return None
-        memory = whole(pick(limits, requests, names.memory)) or 0
-        asked = whole(pick(limits, requests, names.cores))
-        mib = _int32(memory * unit)
-        core = _int32(asked) if asked is not None else cores
+        asked = pick(limits, requests, names.memory)
+        memory = whole(asked)
+        if asked is not None and memory is None and (strict or (parse(asked) or 0) < 0):
+            return None
+        if memory is not None and not 0 <= memory <= (2**31 - 1) // max(unit, 1):
+            return None
+        wanted = whole(pick(limits, requests, names.cores))
+        if strict_cores and wanted is not None and not 0 <= wanted < 2**31:
+            return None
+        mib = (memory or 0) * max(unit, 1)
+        core = cores if wanted is None else _int32(wanted)
+        pct = 0 if mib else 100
         if per_count:
-            mib, core = int(mib / count), int(core / count)
-        return Resolved(_int32(count), mib, 100 if mib == 0 else 0, core)
+            mib, core = mib // count, int(core / count)
+        return Resolved(_int32(count), mib, pct, core)
 
     return resolve
 

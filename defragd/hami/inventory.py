@@ -5,7 +5,6 @@ The IDs built here are what HAMi builds, and what pinning annotations must conta
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from defragd.core.model import Device
@@ -106,6 +105,14 @@ def neuron(host: Host, backend: Backend) -> tuple[Device, ...]:
     return _devices(host, backend, "AWSNeuron", number, slots=per_chip, memory_mib=0, cores=mask)
 
 
+def _profile(name: str) -> tuple[int, int]:
+    """(slices, GB) of a profile name such as ``1g.6gb``; zeros where it is none."""
+    parts = name.strip().lower().split(".")
+    size = parts[0].strip().removesuffix("g")
+    memory = parts[1].strip().removesuffix("gb") if len(parts) > 1 else ""
+    return (int(size) if size.isdigit() else 0, int(memory) if memory.isdigit() else 0)
+
+
 def enflame(host: Host, backend: Backend) -> tuple[Device, ...]:
     """DRS slices: ``{"devices": [{"index", "minor", "capacity"}], "profiles": {"1g.6gb": "<id>"}}``."""
     text = host.annotations.get(ENFLAME_CAPACITY)
@@ -113,30 +120,35 @@ def enflame(host: Host, backend: Backend) -> tuple[Device, ...]:
         return ()
     value = load_json(ENFLAME_CAPACITY, text)
     try:
-        profiles = value["profiles"] or {}
-        largest = max((int(name.split(".")[1].lower().removesuffix("gb")) for name in profiles), default=0)
-        found = [(str(d["index"]), int(str(d.get("capacity", 0)))) for d in value["devices"] or ()]
-    except (TypeError, KeyError, ValueError, IndexError, AttributeError):
+        pairs = sorted(_profile(name) for name in value["profiles"] or {})
+        found = []
+        for place, item in enumerate(value["devices"] or ()):
+            index = str(item.get("index", ""))
+            found.append((int(index) if index.isdigit() else place, int(str(item.get("capacity", 0)).strip())))
+    except (TypeError, KeyError, ValueError, AttributeError):
         raise CodecError(ENFLAME_CAPACITY, "not a DRS capacity object", excerpt=excerpt(text)) from None
+    largest = max((gb for _, gb in pairs), default=0) or max((size for size, _ in pairs), default=0)
+    if not largest or any(capacity <= 0 for _, capacity in found):
+        raise CodecError(ENFLAME_CAPACITY, "no valid profile, or a capacity of 0", excerpt=excerpt(text))
     return tuple(
         Device(
             uuid=f"{host.name}-enflame-drs-{index}",
             node=host.name,
             vendor=backend.word,
             model=backend.word,
-            index=place,
+            index=index,
             position=place,
             slots=capacity,
             memory_mib=largest * 1024,
             cores=100,
-            custom={"profiles": tuple(sorted(str(p) for p in profiles))},
+            custom={"profiles": tuple(p for p in pairs if p[0] > 0 and p[1] > 0)},
         )
         for place, (index, capacity) in enumerate(found)
     )
 
 
 def metax_shared(host: Host, backend: Backend) -> tuple[Device, ...]:
-    """Metax' own JSON list of devices that can be sliced."""
+    """Metax' own JSON list of devices that can be sliced; their index is the place in the list."""
     text = host.annotations.get(METAX_DEVICES)
     if not text:
         return ()
@@ -147,7 +159,7 @@ def metax_shared(host: Host, backend: Backend) -> tuple[Device, ...]:
                 uuid=str(item["uuid"]),
                 node=host.name,
                 vendor=backend.word,
-                model=str(item.get("model", "")),
+                model=backend.word,
                 index=place,
                 position=place,
                 slots=int(item.get("totalDevCount", 0)),
@@ -156,8 +168,9 @@ def metax_shared(host: Host, backend: Backend) -> tuple[Device, ...]:
                 numa=int(item.get("numa", 0)),
                 healthy=item.get("healthy") is True,
                 custom={
-                    "qosPolicy": json.dumps(item.get("qosPolicy", "")).strip('"'),
-                    "linkZone": int(item.get("linkZone", 0)),
+                    "Model": str(item.get("model", "")),
+                    "QosPolicy": str(item.get("qosPolicy", "")),
+                    "LinkZone": int(item.get("linkZone", 0)),
                 },
             )
             for place, item in enumerate(value or ())

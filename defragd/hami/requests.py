@@ -28,7 +28,7 @@ def _by_resource(config: HamiConfig) -> dict[str, str]:
     """Resource name -> vendor words to try, by the resource that starts a request."""
     found: dict[str, str] = {}
     for word, backend in backends(config).items():
-        for name in (backend.names.count, backend.names.cores):
+        for name in (backend.names.count, backend.names.memory, backend.names.cores):
             if name:
                 found[name] = word
     return found

@@ -95,13 +95,12 @@ def translate_quota(obj: Any, config: HamiConfig) -> tuple[Quota, ...]:
         cores = whole(hard.get(f"limits.{names.cores}")) if names.cores else None
         if memory is None and cores is None:
             continue
-        factor = config.memory_factor if names is config.nvidia else 1
         found.append(
             Quota(
                 namespace=obj.metadata.namespace or "default",
                 name=obj.metadata.name,
                 vendor=word,
-                memory_mib=None if memory is None else memory * factor,
+                memory_mib=None if memory is None else memory * backend.unit,
                 cores=cores,
             )
         )

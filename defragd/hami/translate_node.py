@@ -74,7 +74,7 @@ def _device(item: Registered, node: str, word: str, position: int) -> Device:
 def _from_register(text: str, node: str, backend: Backend) -> tuple[Device, ...]:
     """Devices of one register annotation, the same object while the text stays the same."""
     items = _READERS[backend.form](backend.register, text)
-    cores = 100 if backend.facts.family == "plain" else 0
+    cores = 100 if backend.facts.family == "dies" else 0
     devices = []
     for position, item in enumerate(items):
         device = _device(item, node, backend.word, position)
@@ -104,11 +104,15 @@ def _unread(backend: Backend, text: str, config: HamiConfig) -> bool:
 
 
 def _inventory(
-    name: str, annotations: Mapping[str, str], amounts: Mapping[str, Any], config: HamiConfig
+    name: str,
+    annotations: Mapping[str, str],
+    amounts: Mapping[str, Any],
+    capacity: Mapping[str, Any],
+    config: HamiConfig,
 ) -> tuple[list[Device], list[Problem]]:
     devices: list[Device] = []
     problems: list[Problem] = []
-    host = Host(name, annotations, amounts)
+    host = Host(name, annotations, capacity)
     for backend in backends(config).values():
         try:
             if backend.register:
@@ -168,7 +172,7 @@ def translate_node(obj: Any, config: HamiConfig) -> tuple[Node, tuple[Problem, .
     meta, name = obj.metadata, obj.metadata.name
     annotations: Mapping[str, str] = meta.annotations or EMPTY
     amounts: Mapping[str, Any] = obj.status.allocatable or EMPTY
-    devices, problems = _inventory(name, annotations, amounts, config)
+    devices, problems = _inventory(name, annotations, amounts, obj.status.capacity or amounts, config)
     problems += _unknown_registers(name, annotations, config)
     pairs: Mapping[str, Mapping[str, int]] = EMPTY
     if NVIDIA_PAIR_SCORES in annotations:

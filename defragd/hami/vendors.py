@@ -1,15 +1,17 @@
 """The table of HAMi's backends (reference sections 1.3, 2.1, 2.2, 3): annotations, resources, facts for the core.
 
-Fit families (``Vendor.family``), implemented in `core.fit`:
+Fit families (``Vendor.family``), implemented in `core.fit_checks`, `core.fit_families` and `core.fit_wings`:
 
-``shared``      NVIDIA's check list; cordon, modes, topology, MIG and quota as the facts say
-``one-device``  the same, and every container of the pod must get the one device
-``ascend``      the same, plus soft slicing and network groups
-``plain``       slots and mutex only
-``amd``         compute units instead of percent; no exclusive rules
-``whole``       a device is free or not
-others          named by their word; the choice between several devices is not specified well enough to predict, so
-                pods of these backends are read and scored, and only exact pins are judged
+``shared``          NVIDIA's check list; cordon, modes, topology, MIG and quota as the facts say
+``one-device``      the same, and every container of the pod must get the one device
+``network-groups``  the same, plus soft slicing, groups and modules (Ascend)
+``dies``            slots and mutex only, dies of one board preferred (Vastai, Biren)
+``whole``           a device is free or it is not (Enflame GCU)
+``compute-units``   compute units instead of percent; no exclusive rules (AMD)
+``even-wings``, ``whole-wings``   two wings of four devices (Kunlun)
+``profiles``        slices by the node's profiles (Enflame DRS)
+``zones``           classes of pods, quality of service, link zones (Metax sliced)
+``unjudged``        not specified well enough (AWS Neuron): read and shown, never a target
 """
 
 from __future__ import annotations
@@ -21,9 +23,25 @@ from typing import Any
 from defragd.core.vendor import Vendor
 from defragd.hami import inventory
 from defragd.hami.backend import Backend, resolve_nvidia, resolver
-from defragd.hami.backend_rules import resolve_amd, resolve_metax_shared, resolve_neuron, resolve_whole, resolve_xpu
+from defragd.hami.backend_rules import (
+    resolve_amd,
+    resolve_metax_shared,
+    resolve_neuron,
+    resolve_profiles,
+    resolve_whole,
+    resolve_xpu,
+)
 from defragd.hami.config import HamiConfig
-from defragd.hami.keys import NVIDIA_HANDSHAKE
+from defragd.hami.keys import (
+    METAX_APP_CLASS,
+    METAX_LOSSES,
+    METAX_QOS,
+    METAX_SCORES,
+    METAX_TOPOLOGY,
+    NVIDIA_HANDSHAKE,
+    VNPU_CORE_NODE,
+    VNPU_MODE,
+)
 
 
 def _uuid_keys(domain: str) -> dict[str, Any]:
@@ -65,6 +83,7 @@ def _registered(config: HamiConfig) -> Iterable[Backend]:
         handshake=NVIDIA_HANDSHAKE,
         health=config.nvidia.count,
         resolve=resolve_nvidia,
+        unit=max(config.memory_factor, 1),
     )
     yield Backend(
         Vendor(
@@ -79,7 +98,8 @@ def _registered(config: HamiConfig) -> Iterable[Backend]:
         form="text",
         handshake="hami.io/node-handshake-dcu",
         health=config.hygon.count,
-        resolve=resolver(unit=config.hygon_memory_factor),
+        resolve=resolver(unit=config.hygon_memory_factor, strict=False, strict_cores=True),
+        unit=config.hygon_memory_factor,
     )
     for chip in config.iluvatar:
         yield Backend(
@@ -91,15 +111,20 @@ def _registered(config: HamiConfig) -> Iterable[Backend]:
             handshake=f"hami.io/node-handshake-{chip.word}",
             health=chip.names.count,
             resolve=resolver(unit=256, cores=0),
+            unit=256,
         )
     for npu in config.ascend:
         yield Backend(
             Vendor(
                 npu.word,
                 **_word_keys(npu.word),
-                groups=npu.word.startswith("Ascend910"),
+                group_field="NetworkID" if npu.word.startswith("Ascend910") else "",
+                group_weight=10,
                 pairs=npu.super_pod,
-                family="ascend",
+                soft_key=VNPU_MODE,
+                soft_value="hami-core",
+                soft_node_key=VNPU_CORE_NODE,
+                family="network-groups",
             ),
             npu.names,
             **_pair(npu.word),
@@ -107,10 +132,11 @@ def _registered(config: HamiConfig) -> Iterable[Backend]:
             form="json",
             handshake=f"hami.io/node-handshake-{npu.word}",
             health=npu.names.count,
-            resolve=resolver(unit=npu.memory_factor, cores=0),
+            resolve=resolver(unit=npu.memory_factor, cores=0, strict=False, strict_cores=True),
+            unit=npu.memory_factor,
         )
     yield Backend(
-        Vendor("XPU", **_XPU_KEYS, family="xpu"),
+        Vendor("XPU", **_XPU_KEYS, family="even-wings"),
         config.kunlun_shared,
         **_pair("xpu"),
         register="hami.io/node-register-xpu",
@@ -128,7 +154,7 @@ def _registered(config: HamiConfig) -> Iterable[Backend]:
             use_type_keys=("amd.com/use-gputype",),
             nouse_type_keys=("amd.com/nouse-gputype",),
             exclusive_cores=False,
-            family="amd",
+            family="compute-units",
         ),
         config.amd,
         **_pair("amd"),
@@ -140,7 +166,7 @@ def _registered(config: HamiConfig) -> Iterable[Backend]:
         first="2.8",
     )
     yield Backend(
-        Vendor("Vastai", **_uuid_keys("vastaitech.com"), exclusive_cores=False, family="plain"),
+        Vendor("Vastai", **_uuid_keys("vastaitech.com"), exclusive_cores=False, group_field="AIC", family="dies"),
         config.vastai,
         **_pair("Vastai"),
         register="hami.io/node-va-register",
@@ -151,7 +177,7 @@ def _registered(config: HamiConfig) -> Iterable[Backend]:
         first="2.9",
     )
     yield Backend(
-        Vendor("Biren", **_uuid_keys("birentech.com"), exclusive_cores=False, family="plain"),
+        Vendor("Biren", **_uuid_keys("birentech.com"), exclusive_cores=False, family="dies"),
         config.biren,
         **_pair("Biren"),
         register="hami.io/node-biren-register",
@@ -170,6 +196,7 @@ def _synthetic(config: HamiConfig) -> Iterable[Backend]:
         config.cambricon,
         **_pair("cambricon-mlu"),
         resolve=resolver(unit=256),
+        unit=256,
         inventory=inventory.cambricon,
     )
     yield Backend(
@@ -177,28 +204,43 @@ def _synthetic(config: HamiConfig) -> Iterable[Backend]:
         config.mthreads,
         allocated="hami.io/mthreads-vgpu-devices-allocated",
         resolve=resolver(unit=512, cores=0, per_count=True),
+        unit=512,
         inventory=inventory.mthreads,
     )
     yield Backend(
-        Vendor("Metax-GPU", pinnable=False, node_lock=False, topology_maps=True, family="one-device"),
+        Vendor(
+            "Metax-GPU",
+            pinnable=False,
+            node_lock=False,
+            loss_key=METAX_LOSSES,
+            score_key=METAX_SCORES,
+            family="one-device",
+        ),
         config.metax,
         **_pair("metax-gpu"),
         resolve=resolve_whole(cores=100),
         inventory=inventory.metax,
     )
     yield Backend(
-        Vendor("Metax-SGPU", **_uuid_keys("metax-tech.com"), family="metax-shared"),
+        Vendor(
+            "Metax-SGPU",
+            **_uuid_keys("metax-tech.com"),
+            class_key=METAX_APP_CLASS,
+            quality_key=METAX_QOS,
+            link_key=METAX_TOPOLOGY,
+            family="zones",
+        ),
         config.metax_shared,
         **_pair("metax-sgpu"),
         resolve=resolve_metax_shared,
+        unit=1024,
         inventory=inventory.metax_shared,
-        entry_is_model=True,
     )
     yield Backend(
-        Vendor("kunlun", **_XPU_KEYS, node_lock=False, family="kunlun"),
+        Vendor("kunlun", **_XPU_KEYS, node_lock=False, family="whole-wings"),
         config.kunlun,
         allocated="hami.io/kunlun-allocated",
-        resolve=resolve_whole(cores=100),
+        resolve=resolve_whole(cores=0),
         inventory=inventory.kunlun,
         first="2.7",
     )
@@ -211,10 +253,10 @@ def _synthetic(config: HamiConfig) -> Iterable[Backend]:
         first="2.6",
     )
     yield Backend(
-        Vendor("Enflame", **_uuid_keys("enflame.com"), node_lock=False, family="enflame"),
+        Vendor("Enflame", **_uuid_keys("enflame.com"), node_lock=False, family="profiles"),
         config.enflame_shared,
         allocated="hami.io/enflame-vgpu-devices-allocated",
-        resolve=resolver(cores=0),
+        resolve=resolve_profiles,
         inventory=inventory.enflame,
         first="2.6",
     )
@@ -226,7 +268,7 @@ def _synthetic(config: HamiConfig) -> Iterable[Backend]:
             pinnable=False,
             node_lock=False,
             exclusive_cores=False,
-            family="neuron",
+            family="unjudged",
         ),
         config.neuron,
         allocated="hami.io/aws-neuron-devices-allocated",

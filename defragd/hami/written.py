@@ -67,7 +67,7 @@ def predict_annotations(pod: Pod, node: Node, fit: Fit, config: HamiConfig) -> d
             last = [a for a in mine if a.slot == mine[-1].slot]
             written["mthreads.com/gpu-index"] = ",".join(str(devices[a.uuid].index) for a in last)
             written["mthreads.com/predicate-node"] = node.name
-        elif backend.facts.family == "ascend":
+        elif backend.facts.family == "network-groups":
             written |= _ascend(mine, word, config, pod.annotations.get(VNPU_MODE) == "hami-core")
     if fit.mig:
         written[MIG_ALLOCATIONS] = write_mig([_reservation(entry) for entry in fit.mig])
