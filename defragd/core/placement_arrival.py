@@ -182,8 +182,9 @@ def _pin_or_wait(
         return _refuse(placement, pod, memory, Reason.API_ERROR, f"the pin is refused: {memory.blocked}", now)
     if memory.after is not None and now < memory.after:
         return Decision(wake=min(memory.after, limit), memory=memory)
-    if memory.gone_at is not None and now < memory.gone_at + tuning.after_gone:
-        return Decision(wake=memory.gone_at + tuning.after_gone, memory=memory)
+    settled = memory.gone_at + tuning.after_gone if memory.gone_at is not None else now
+    if now < settled and not _free_all_along(placement, pod, world, memory):
+        return Decision(wake=settled, memory=memory)
     if [gate for gate in pod.gates if gate != GATE]:
         others = ", ".join(gate for gate in pod.gates if gate != GATE)
         return Decision(wake=soonest(deadline_of(pod), limit), memory=replace(memory, blocked=f"other gates: {others}"))
@@ -193,6 +194,15 @@ def _pin_or_wait(
     patch = pin_patch(pod, placement, found.devices, world.vendors)
     memory = replace(memory, pin_uid=pod.uid, pin_tries=memory.pin_tries + 1, taken_since=None, checks=0)
     return Decision(actions=(PatchPod(pod, patch, "pin"),), memory=memory)
+
+
+def _free_all_along(placement: Placement, pod: Pod, world: World, memory: Memory) -> bool:
+    """The place was proven free while the old pod still ran: HAMi has nothing to notice before it can use it."""
+    return (
+        memory.source not in ("", placement.spec.node_name)
+        and not placement.spec.group
+        and not any(quota.namespace == pod.namespace for quota in world.snapshot.quotas)
+    )
 
 
 def _free(placement: Placement, pod: Pod, world: World, now: datetime) -> Validation:

@@ -98,7 +98,7 @@ def evicting(placement: Placement, world: World, memory: Memory, now: datetime) 
     )
     if found.ok:
         assert found.pod is not None
-        memory = replace(memory, checks=0)
+        memory = replace(memory, checks=0, source=found.pod.node)
         where = f"{', '.join(status.devices)} on {spec.node_name}"
         event = Emit(str(Reason.EVICTING), f"evicted to move to {where} (placement {placement.name})", pod=found.pod)
         return Decision(actions=(Evict(found.pod), event), memory=memory)

@@ -28,8 +28,8 @@ class Tuning:
     """Pauses and limits of the engine that are not the user's to set per placement."""
 
     after_gone: timedelta = timedelta(seconds=0.1)
-    """From the old pod's object being gone until the pin, so that HAMi's own watch has seen it too (measured lag:
-    milliseconds; a pin that comes earlier may be forgotten)."""
+    """From the old pod's object being gone until the pin, where the place is free only since then, so that HAMi's own
+    watch has seen it too (measured lag: milliseconds; a pin that comes earlier may be forgotten)."""
     forgotten: timedelta = timedelta(seconds=0.4)
     """A pinned pod that is Pending on a free device for so long is woken."""
     stolen: timedelta = timedelta(seconds=2)
@@ -96,6 +96,8 @@ class Memory:
     """What the API server said when it refused the last attempt for now."""
     refused: str = ""
     """What it said when it refused for good."""
+    source: str = ""
+    """Node of the old pod; "" = not known to this process."""
     gone_at: datetime | None = None
     pin_uid: str = ""
     """The pod that a pin was sent for; no other pod is taken while this one lives."""

@@ -253,7 +253,7 @@ class Engine(RuleBasedStateMachine):
         pods = [self.world.read(p) for p in self.world.pods.values()]
         found = [f"open {p.key} {p.status.reason}" for p in self.world.placements.values() if p.open]
         found += [f"gated {p.key}" for p in pods if GATE in p.gates]
-        found += [f"steered {p.key}" for p in pods if STEERED in p.annotations]
+        found += [f"steered {p.key}" for p in pods if STEERED in p.annotations and p.live]
         found += [f"stranded {p.key}" for p in pods if p.selection.pinned_by_us and not p.node]
         found += [f"hold {h.placement}" for h in self.world.seen().snapshot.holds]
         return found
