@@ -40,7 +40,19 @@ STAGE_OF = {
 DEBUG_EVENTS = frozenset({"api.call", "webhook.request"})
 """Frequent and harmless: logged when debugging only; their faults are logged as warnings."""
 WARNING_EVENTS = frozenset(
-    {"plan.failed", "watch.restart", "watch.unavailable", "policy.broken", "api.fault", "object.broken", "gate.stuck"}
+    {
+        "api.fault",
+        "gate.stuck",
+        "kind.unknown",
+        "loop.died",
+        "object.broken",
+        "plan.failed",
+        "policy.broken",
+        "policy.warning",
+        "stop.slow",
+        "watch.restart",
+        "watch.unavailable",
+    }
 )
 WARNING_ENDINGS = (".trouble", ".failed", ".dropped")
 """Events by the end of their name that are warnings too."""
@@ -197,7 +209,8 @@ class Observer:
         self.metrics.http_requests.labels(route, self.metrics.code(str(fields.get("code") or 0))).inc()
 
     def _reloaded(self, fields: Fields) -> None:
-        self.metrics.policy_reloads.labels("failed" if fields.get("errors") else "ok").inc()
+        failed = fields.get("errors") or fields.get("ok") is False
+        self.metrics.policy_reloads.labels("failed" if failed else "ok").inc()
 
     def _budget(self, fields: Fields) -> None:
         budget = self.metrics.resource(str(fields.get("budget") or ""))

@@ -14,7 +14,7 @@ from defragd.web import draw
 from defragd.web.actions import Actions
 from defragd.web.api import created_key, explain
 from defragd.web.cluster_view import ClusterView, ViewCache
-from defragd.web.deps import ApiDeps
+from defragd.web.deps import ApiDeps, User
 from defragd.web.health import run_checks
 from defragd.web.paging import page, read_limit
 from defragd.web.plan_view import draw_plan, read_moves
@@ -305,16 +305,28 @@ def _forms(pages: Blueprint, deps: ApiDeps, actions: Actions) -> None:
     def bearer() -> str:
         return request.form.get("token", "").strip()
 
+    def who(action: str, resource: str, name: str) -> User | Response:
+        """The user; or, where it is not known who asks, a page that asks for a token and repeats the form."""
+        check_token(request)
+        try:
+            return actions.authorize(request, action, resource, name, bearer=bearer())
+        except Problem as problem:
+            if problem.status != 401:
+                raise
+            return show(deps, "token.html", status=401, problem=problem, action=action, name=name)
+
     @pages.post("/runs/<name>/<any(approve, pause, resume, cancel):action>")
     def steer(name: str, action: str) -> Response:
-        check_token(request)
-        user = actions.authorize(request, action, "runs", name, bearer=bearer())
+        user = who(action, "runs", name)
+        if not isinstance(user, User):
+            return user
         actions.steer(name, action, user)
         return Response(status=303, headers={"Location": f"../{quote(name)}"})
 
     @pages.post("/policies/<name>/run")
     def run_policy(name: str) -> Response:
-        check_token(request)
-        user = actions.authorize(request, "run", "policies", name, bearer=bearer())
+        user = who("run", "policies", name)
+        if not isinstance(user, User):
+            return user
         run = actions.run_policy(name, user)
         return Response(status=303, headers={"Location": f"../../runs/{quote(run.name)}"})

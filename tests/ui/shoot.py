@@ -27,8 +27,8 @@ PAGES = {
     "approve": "runs/weekly-drain-1",
     "placements": "placements",
     "policies": "policies",
-    "explain": "explain/pod/ads/embed-000-x0000",
-    "node": "explain/node/gpu-node-01",
+    "explain": "explain/pod/ads/embed-004-x0020",
+    "node": "explain/node/gpu-node-05",
     "error": "runs/no-such-run",
 }
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")

@@ -178,7 +178,7 @@ EVENTS = [
     ("certs.renewed", {}, ("defragd_certificate_renewals_total",)),
     ("recycle", {"result": "OK"}, ("defragd_pods_recycled_total", ("result", "ok"))),
     ("api.write", {"verb": "approve"}, ("defragd_user_actions_total", ("verb", "approve"))),
-    ("policies.reloaded", {"errors": 2}, ("defragd_policy_reloads_total", ("result", "failed"))),
+    ("policies.reloaded", {"ok": False, "policies": 1}, ("defragd_policy_reloads_total", ("result", "failed"))),
 ]
 
 

@@ -290,6 +290,20 @@ def test_a_token_in_the_form_is_the_users_bearer_token() -> None:
     assert world.runs.writes[0][2] == "user of Bearer abc"
 
 
+def test_who_is_not_known_is_asked_for_a_token_and_goes_on_with_it() -> None:
+    world = build_world()
+    client = create_app(world.deps).test_client()
+    answer = client.post("/runs/weekly-drain-1/approve", data={"csrf": token_of(client)}, headers=HTML)
+    assert answer.status_code == 401 and world.runs.writes == []
+    form = Page(answer.data.decode()).forms[0]
+    assert "action" not in form and set(form["fields"]) == {"csrf", "token"}
+    data = {**form["fields"], "token": "root"}
+    assert client.post("/runs/weekly-drain-1/approve", data=data, headers=HTML).status_code == 303
+    assert world.runs.writes == [("weekly-drain-1", "Approved", "alice@example.com")]
+    refused = client.post("/runs/weekly-drain-1/cancel", data={**data, "token": "guest"}, headers=HTML)
+    assert refused.status_code == 403 and b"guest may not" in refused.data
+
+
 @pytest.mark.parametrize("sent", [None, "", "x" * 43, "ü"])
 def test_forms_without_the_right_token_do_nothing(sent) -> None:
     world, client = form_world()
