@@ -62,7 +62,7 @@ def require_resources(client: Client) -> None:
         if plural not in names:
             raise MissingResource(
                 f"{client.server} does not serve {plural}.{GROUP}/{VERSION}: "
-                "install the CRDs (kubectl apply -f crds/, or the chart with crds.install=true)"
+                "install the CRDs (kubectl apply -f crds/, or the chart with crds.enabled=true)"
             )
 
 
