@@ -13,7 +13,7 @@ and from its idle host CPU and memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -26,6 +26,8 @@ TIE_DEVICE = 1e-8
 """Worth of an idle device under ``auto``, in points of L: below any change of L that matters."""
 TIE_NODE = 2e-8
 UNLIMITED = 1e15
+NOTHING = 0.25
+"""Added to idle CPU and memory (whole numbers) so that a class asking for none is not limited by an idle 0."""
 
 SCORE_NAMES = {"auto": "L", "loss": "L", "fgd": "phi", "devices": "devices", "nodes": "nodes"}
 """How a plan names the objective it was made for."""
@@ -47,6 +49,17 @@ class Aim:
     shares: bool
     extras: int
     """0, 1 (idle devices or nodes alone) or 2 (both)."""
+    cpu_divisor: Floats = field(init=False)
+    host_divisor: Floats = field(init=False)
+    several: Ints = field(init=False)
+    """Classes of more than one device."""
+
+    def __post_init__(self) -> None:
+        yard = self.yardstick
+        put = object.__setattr__
+        put(self, "cpu_divisor", np.where(yard.cpu > 0, yard.cpu, 1.0 / UNLIMITED))
+        put(self, "host_divisor", np.where(yard.host_memory > 0, yard.host_memory, 1.0 / UNLIMITED))
+        put(self, "several", np.nonzero(yard.gpus > 1)[0])
 
     @property
     def features(self) -> int:
@@ -77,16 +90,15 @@ class Aim:
         out = np.empty((len(sums), self.features))
         if count:
             yard = self.yardstick
-            limit = host_limit(yard, cpu, host)
+            limit = host_limit(self, cpu, host)
             if self.shares:
                 enough = sums[:, :count] >= np.maximum(yard.gpus, 1)
                 out[:, :count] = np.where(enough & (limit > 0), sums[:, count + 1 :], 0.0)
             else:
-                several = yard.gpus > 1
                 have = sums[:, :count]
-                if several.any():
+                if len(self.several):
                     have = have.copy()
-                    have[:, several] = np.floor(have[:, several] / yard.gpus[several])
+                    have[:, self.several] = np.floor(have[:, self.several] / yard.gpus[self.several])
                 np.minimum(have, limit, out=out[:, :count])
         if self.extras:
             idle = sums[:, count]
@@ -113,15 +125,17 @@ class Aim:
         return gain
 
 
-def host_limit(yard: Yardstick, cpu: Floats, host: Floats) -> Floats:
-    """X x M copies by idle CPU and memory; true division of integers below 2^53 rounds down exactly."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        by_cpu = np.where(yard.cpu > 0, np.floor(np.maximum(cpu, 0.0)[:, None] / yard.cpu), UNLIMITED)
-        by_host = np.where(
-            yard.host_memory > 0, np.floor(np.maximum(host, 0.0)[:, None] / yard.host_memory), UNLIMITED
-        )
+def host_limit(aim: Aim, cpu: Floats, host: Floats) -> Floats:
+    """X x M copies by idle CPU and memory; true division of integers below 2^53 rounds down exactly.
+
+    A class that asks for none of a resource has a divisor so small that the quotient is no limit.
+    """
+    by_cpu = np.floor((cpu + NOTHING)[:, None] / aim.cpu_divisor)
+    by_host = np.floor((host + NOTHING)[:, None] / aim.host_divisor)
     limit: Floats = np.minimum(by_cpu, by_host)
-    limit[(cpu < 0) | (host < 0)] = 0.0
+    short = (cpu < 0) | (host < 0)
+    if short.any():
+        limit[short] = 0.0
     return limit
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 
 from defragd.core.desk import Desk
 from defragd.core.plan import Refusal
 from defragd.core.reasons import Reason
-from defragd.core.search_greedy import Greedy
+from defragd.core.search_greedy import LEAST, Greedy
+from defragd.core.search_lns import Lns, home_fits
 from defragd.core.strategy import Proposal, Scene
+from defragd.core.tables import Spot, World
+
+SMALL_STEPS = 20_000
+STEPS_PER_POD = 100
+LARGE_STEPS = 0
 
 
 def improve(scene: Scene, objective: str, *, use_idle_nodes: bool) -> Proposal:
@@ -25,12 +33,97 @@ def improve(scene: Scene, objective: str, *, use_idle_nodes: bool) -> Proposal:
         should_stop=scene.should_stop,
     )
     stopped = greedy.run()
+    if stopped != "time":
+        stopped = _search(desk, greedy, stopped)
     return Proposal(
         moves=desk.places(),
         refused=tuple(_why_not(desk, greedy)),
         stopped=stopped,
         objective=objective,
     )
+
+
+def _search(desk: Desk, greedy: Greedy, stopped: str) -> str:
+    """Destroy and repair from the greedy plan; then descent again, and moves that gain nothing are taken back."""
+    scene, world = desk.scene, desk.world
+    limit = scene.rules.budgets.total
+    names = world.fleet.names
+
+    def orderable(moves: dict[int, Spot]) -> bool:
+        keys = {desk.shapes.pods[p].key: scene.place(spot) for p, spot in moves.items()}
+        return _within_caps(desk, moves) and scene.orderable(keys)
+
+    lns = Lns(
+        world,
+        seed=scene.seed,
+        limit=limit,
+        cost=desk.cost,
+        may_move=lambda pod, spot: spot in verified[pod] or _verify(pod, spot),
+        orderable=orderable,
+        should_stop=scene.should_stop,
+        steps=scene.max_steps if scene.max_steps is not None else _steps(world),
+    )
+    verified: dict[int, set[Spot]] = defaultdict(set)
+
+    def _verify(pod: int, spot: Spot) -> bool:
+        if desk.shapes.shapes[int(desk.shapes.shape[pod])].plain:
+            if scene.barred and (desk.shapes.pods[pod].key, names[spot.node]) in scene.barred:
+                return False
+            verified[pod].add(spot)
+            return True
+        return desk.verify(pod, spot)
+
+    why = lns.run()
+    for pod in list(desk.claims):
+        desk.plan(pod, None)
+    for pod, spot in lns.best.items():
+        desk.plan(pod, spot)
+    greedy.moved = dict.fromkeys(sorted(lns.best))
+    greedy.gains.slope = world.aim.slope(world.total)
+    greedy.gains.refresh(np.arange(len(names)))
+    _trim(desk, greedy)
+    if why == "complete":
+        return "budget" if limit is not None and len(greedy.moved) >= limit else "complete"
+    return why
+
+
+def _trim(desk: Desk, greedy: Greedy) -> None:
+    """Takes back moves that are worth less than the least gain per move, where the pod can still go home."""
+    world = desk.world
+    least = max(desk.scene.rules.gain.per_move, LEAST)
+    again = True
+    while again:
+        again = False
+        for pod in sorted(greedy.moved, key=lambda p: (-float(desk.cost[p]), p)):
+            spot, value = world.spot[pod], world.value
+            assert spot is not None
+            world.lift(pod)
+            if home_fits(world, pod):
+                world.put(pod, world.home[pod])
+                if world.value >= value - least:
+                    greedy.moved.pop(pod)
+                    desk.plan(pod, None)
+                    again = True
+                    continue
+                world.lift(pod)
+            world.put(pod, spot)
+
+
+def _within_caps(desk: Desk, moves: dict[int, Spot]) -> bool:
+    """The caps of a whole run allow this set of moves."""
+    books = desk.scene.budget_books()
+    for pod, spot in sorted(moves.items()):
+        claim = desk.scene.claim(desk.shapes.pods[pod], desk.world.fleet.names[spot.node])
+        if not (books.may_plan(claim).ok and books.ever_flies(claim).ok):
+            return False
+        books.take(claim)
+        books.land(claim)
+    return True
+
+
+def _steps(world: World) -> int:
+    """Steps of search where nobody sets a limit: enough for small clusters, few where single moves find nearly all."""
+    return min(SMALL_STEPS, STEPS_PER_POD * len(world.home)) if len(world.fleet.devices) <= 600 else LARGE_STEPS
 
 
 def _why_not(desk: Desk, greedy: Greedy) -> list[Refusal]:

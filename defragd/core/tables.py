@@ -14,6 +14,8 @@ from defragd.core.aims import Aim
 from defragd.core.arrays import Arena, Bools, Floats, Ints
 from defragd.core.shapes import Shapes
 
+REMEMBER = 200_000
+"""Node states whose features are remembered."""
 UNKNOWN = -2
 UNFIT = -1
 
@@ -72,9 +74,10 @@ class DeviceStates:
 
     def following(self, ids: Ints) -> None:
         """Makes sure that the successors (by every part) of these states are known."""
-        todo = np.unique(ids[~self.known[ids]])
-        if not len(todo):
+        known = self.known[ids]
+        if known.all():
             return
+        todo = np.unique(ids[~known])
         now = np.array([self.keys[i] for i in todo.tolist()], dtype=np.int64)
         kind = now[:, 0]
         need = self.part_need[:, kind].T
@@ -133,6 +136,12 @@ class World:
         )
         self.use: list[tuple[int, int, int, int]] = keys
         self.id = np.array(self.states.ids(keys), dtype=np.int64)
+        self._ids: list[int] = self.id.tolist()
+        self._spans = [(int(fleet.first[n]), int(fleet.first[n + 1])) for n in range(len(fleet.names))]
+        self._remembered: dict[tuple[int, tuple[int, ...], float, float, int], tuple[int, Floats]] = {}
+        self._numbered = len(fleet.names)
+        self.state = np.arange(len(fleet.names), dtype=np.int64)
+        """N: number of the state each node is in; a node that comes back to a state gets its number back."""
         self.cpu = (fleet.cpu - books.cpu).astype(np.float64)
         self.host = (fleet.host_memory - books.host_memory).astype(np.float64)
         self.room = fleet.pods - books.pods
@@ -159,6 +168,9 @@ class World:
         self.sums = np.add.reduceat(weights, fleet.first[:-1], axis=0) if count else np.zeros((0, weights.shape[1]))
         self.features = aim.finish(self.sums, np.arange(count), self.cpu, self.host)
         self.total = self.features.sum(axis=0) if count else np.zeros(aim.features)
+        for node, (low, high) in enumerate(self._spans):
+            where = (node, tuple(self._ids[low:high]), float(self.cpu[node]), float(self.host[node]), int(self.room[node]))
+            self._remembered[where] = (node, self.features[node].copy())
 
     @property
     def value(self) -> float:
@@ -209,18 +221,33 @@ class World:
             if number is None:
                 number = self.states.ids([key])[0]
             if self.fleet.device_open[device]:
-                self.sums[node] += self.states.rows[number] - self.states.rows[self.id[device]]
+                self.sums[node] += self.states.rows[number] - self.states.rows[self._ids[device]]
             self.use[device] = key
             self.id[device] = number
+            self._ids[device] = number
         self.cpu[node] -= sign * self.cpu_of[shape]
         self.host[node] -= sign * self.host_of[shape]
         self.room[node] -= sign
-        one = slice(node, node + 1)
-        fresh = self.aim.finish(self.sums[one], np.array([node]), self.cpu[one], self.host[one])[0]
+        low, high = self._spans[node]
+        where = (node, tuple(self._ids[low:high]), float(self.cpu[node]), float(self.host[node]), int(self.room[node]))
+        known = self._remembered.get(where)
+        if known is None:
+            one = slice(node, node + 1)
+            fresh = self.aim.finish(self.sums[one], np.array([node]), self.cpu[one], self.host[one])[0]
+            if len(self._remembered) > REMEMBER:
+                self._remembered.clear()
+            self._numbered += 1
+            known = self._remembered[where] = (self._numbered, fresh)
+        self.state[node], fresh = known
         self.total = self.total + (fresh - self.features[node])
         self.features[node] = fresh
 
     # -- places ------------------------------------------------------------------------------------------------------
+
+    def ids_of(self, node: int) -> tuple[int, ...]:
+        """Device states of a node, in device order."""
+        low, high = self._spans[node]
+        return tuple(self._ids[low:high])
 
     def allowed(self, shape: int, node: int) -> bool:
         """Host constraints the tables know: open, selectors and taints, CPU, memory, pod count."""
