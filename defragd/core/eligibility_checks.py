@@ -25,6 +25,10 @@ RECREATING_KINDS = frozenset({"ReplicaSet", "StatefulSet", "ReplicationControlle
 """Built-in owners whose absence from a list that has others of their kind means that they are gone."""
 LOCAL_KINDS = frozenset({"emptyDir", "hostPath", "ephemeral"})
 VIRT_LABEL = "kubevirt.io"
+MIRROR = "kubernetes.io/config.mirror"
+"""Annotation of the API server's image of a static pod."""
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+"""A wide-spread way to say that a pod must not be evicted; "false" is obeyed like an opt-out of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +87,9 @@ def _state(case: Case) -> Eligibility | None:
 
 def _owner(case: Case) -> Eligibility | None:
     pod = case.pod
-    if pod.owner is None:
+    if pod.owner is None and MIRROR not in pod.annotations:
         return _never(Reason.BARE_POD, "the pod has no controller that would recreate it")
-    if pod.owner.kind == "Node":
+    if pod.owner is None or pod.owner.kind == "Node" or MIRROR in pod.annotations:
         return _never(Reason.STATIC_POD, "a static pod belongs to its node")
     if pod.owner.kind == "DaemonSet":
         return _never(Reason.DAEMONSET_POD, f"DaemonSet {pod.owner.name} recreates it on the same node")
@@ -97,6 +101,8 @@ def _owner(case: Case) -> Eligibility | None:
 def _books(case: Case) -> Eligibility | None:
     pod = case.pod
     if pod.scheduler and pod.scheduler != HAMI_SCHEDULER:
+        if pod.node and not (pod.allocations or pod.mig or pod.problem):
+            return _never(Reason.IN_USE_OUTSIDE_HAMI, "it uses devices of the node outside HAMi's books")
         return _never(
             Reason.NOT_HAMI_SCHEDULER, f"its scheduler is {pod.scheduler}, so nothing could pin it to a device"
         )
@@ -159,6 +165,8 @@ def _said(case: Case) -> Eligibility | None:
     if said.broken:
         first = said.broken[0]
         return _never(Reason.MALFORMED_ANNOTATION, f"{first.where}: {first.detail}; until mended the pod stays")
+    if case.pod.annotations.get(SAFE_TO_EVICT, "").strip().lower() == "false":
+        return _never(Reason.OPTED_OUT, f"{SAFE_TO_EVICT} is false")
     if said.do_not_move and said.until is None:
         return _never(Reason.OPTED_OUT, f"defragd.io/do-not-move on {said.opted_out_by}")
     return None

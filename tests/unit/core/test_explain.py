@@ -126,7 +126,7 @@ def test_a_pod_outside_of_hami_blocks_its_node_by_name():
         {"n1": [device("n1", 0), device("n1", 1)], "n2": [device("n2", 0)]}, [native, pod("a", "n1", "n1-g1", 6)]
     )
     found = explainer(state).node("n1")
-    assert found["detail"] == "1 of 2 pods cannot leave, first t/native: NotHAMiScheduler"
+    assert found["detail"] == "1 of 2 pods cannot leave, first t/native: InUseOutsideHAMi"
 
 
 def test_targets():
