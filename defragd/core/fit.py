@@ -21,11 +21,11 @@ from defragd.core.fit_state import (
     Spot,
     Task,
     arrange,
+    base_spots,
     f32,
     hami_collapse,
     node_score,
     rate,
-    spots_of,
     to_allocations,
 )
 from defragd.core.model import Allocation, Device, DeviceRequest, Node, Pod, Selection
@@ -281,7 +281,7 @@ def fit_pod(
         doubt = next((d for d in here.devices if devices and d.uuid in devices and d.distrusted), None)
         if doubt is not None:
             return _refuse(f"device {doubt.uuid}: {doubt.distrusted}", Reason.DEVICE_DISTRUSTED)
-    base = spots_of(
+    base = base_spots(
         snapshot, here, vendors, without=without, as_hami=config.as_hami, holds=config.holds and not config.as_hami
     )
     pin = frozenset(devices) if devices is not None else None

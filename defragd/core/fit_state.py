@@ -75,6 +75,27 @@ def hami_collapse(pod: Pod, entries: tuple[Allocation, ...] | None = None) -> di
     return out
 
 
+def base_spots(
+    snapshot: Snapshot,
+    node: Node,
+    vendors: Mapping[str, Vendor],
+    *,
+    without: frozenset[str],
+    as_hami: bool,
+    holds: bool,
+) -> list[Spot]:
+    """`spots_of`, kept in the snapshot's memo; callers copy what they change."""
+    tags = [p.key for p in snapshot.booked_on.get(node.name, ())]
+    tags += [f"hold:{h.placement}" for h in snapshot.holds_on.get(node.name, ())]
+    key = ("spots", node.name, without.intersection(tags), as_hami, holds)
+    known = snapshot.memo.get(key)
+    if isinstance(known, tuple) and known[0] is node and known[1] is vendors:
+        return known[2]  # type: ignore[no-any-return]
+    spots = spots_of(snapshot, node, vendors, without=without, as_hami=as_hami, holds=holds)
+    snapshot.memo[key] = (node, vendors, spots)
+    return spots
+
+
 def spots_of(
     snapshot: Snapshot,
     node: Node,
@@ -98,7 +119,7 @@ def spots_of(
         for uuid, use in snapshot.usage(node.name, without=without, holds=holds).items():
             if uuid in by_uuid:
                 by_uuid[uuid].add(use.memory_mib, use.cores, use.slots)
-    if any(vendors[w].mig for w in {d.vendor for d in node.devices} if w in vendors):
+    if any(d.mode == "mig" for d in node.devices) or any(p.mig for p in snapshot.booked_on.get(node.name, ())):
         _reserve(snapshot, node, by_uuid, without, as_hami)
     keys = {vendors[d.vendor].class_key for d in node.devices if d.vendor in vendors} - {""}
     for key in keys:

@@ -44,6 +44,10 @@ def collapse(allocations: Iterable[Allocation], *, init_done: bool = False) -> d
 
     Returns {uuid: (slots, MiB, cores)}; slots is at least 1. After ``init_done`` init slots no longer count.
     """
+    allocations = tuple(allocations)
+    if len(allocations) == 1 and not allocations[0].init:
+        only = allocations[0]
+        return {only.uuid: (1, only.memory_mib, only.cores)}
     init: dict[str, list[Allocation]] = {}
     app: dict[str, list[Allocation]] = {}
     order: dict[str, None] = {}

@@ -107,6 +107,18 @@ def _allocations(
     return out
 
 
+def _plain(text: str, word: str) -> tuple[Allocation, ...]:
+    """The short way for one device in one place, as most pods have it; () for everything else."""
+    last = len(text) - 1
+    if text.count(",") != 3 or text.find(":") != last - 1 or text.find(";") != last:
+        return ()
+    uuid, _, memory, cores = text[:-2].split(",")
+    numbers = memory + cores
+    if not uuid or uuid[-1] == "]" or not (numbers.isascii() and memory.isdigit() and cores.isdigit()):
+        return ()
+    return (Allocation(0, uuid, int(memory), int(cores), word),) if len(numbers) < 13 and len(memory) < 10 else ()
+
+
 def _bare(uuid: str) -> str:
     return split_mig_uuid(uuid)[0] if uuid.endswith("]") else uuid
 
@@ -237,7 +249,10 @@ def translate_pod(obj: Any, config: HamiConfig, *, claims: Mapping[str, Volume] 
     allocations: tuple[Allocation, ...] = ()
     mig: tuple[MigReservation, ...] = ()
     problem = ""
-    if notes.held or notes.unknown or notes.mig:
+    if len(notes.held) == 1 and not inits and not notes.unknown and not notes.mig:
+        key, text = notes.held[0]
+        allocations = _plain(text, _allocated_keys(config)[key])
+    if not allocations and (notes.held or notes.unknown or notes.mig):
         allocations, mig, problem = _read_held(notes, config, requests, len(inits), len(needs))
     if not problem and _volcano(needs):
         problem = "devices of Volcano's own vGPU plugin: HAMi's scheduler does not know this pod"

@@ -6,8 +6,12 @@ import json
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from defragd.core.model import Expression, NodeTerm
+from defragd.errors import CodecError
+from defragd.hami.codec import read_slots, split_mig_uuid
 from defragd.hami.config import HamiConfig
 from defragd.hami.translate import (
     assemble,
@@ -320,3 +324,25 @@ def test_quota_reads_only_what_hami_reads() -> None:
     (quota,) = translate_quota(msgspec.convert(raw, wire.ResourceQuota), CONFIG)
     assert (quota.vendor, quota.memory_mib, quota.cores) == ("NVIDIA", 10000, None)
     assert reasons(assemble(nodes={}, pods={}, quotas=[quota, quota]).problems) == ["SeveralQuotas"]
+
+
+@given(
+    st.lists(
+        st.sampled_from(["g", "g[1-0]", ",", ":", ";", "NVIDIA", "1", "4096", "-1", " 1", "99999999999"]), max_size=10
+    )
+    | st.tuples(st.just("g,NVIDIA,"), st.text("0123456789²٣- ", max_size=11), st.just(",7:;"))
+)
+def test_the_short_way_reads_what_the_long_way_reads(parts) -> None:
+    text = "".join(parts)
+    found = translate_pod(pod(limits=[GPU], node="n1", held=text), CONFIG) if text else None
+    if found is None:
+        return
+    try:
+        slots = read_slots("k", text)
+    except CodecError:
+        assert found.allocations == ()
+        assert found.problem
+        return
+    assert [(a.uuid, a.memory_mib, a.cores) for a in found.allocations] == [
+        (split_mig_uuid(e.uuid)[0], e.memory_mib, e.cores) for slot in slots for e in slot
+    ]
