@@ -5,6 +5,7 @@ never decides on what it knows to be old. Writes of a leader pass the fence: Not
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -73,6 +74,9 @@ class KubePods:
             self._fence.check(f"pin of {namespace}/{name}")
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
         result, data = self._client.write_raw("PATCH", path, dict(patch), content_type=MERGE_PATCH)
+        if result.outcome is Outcome.REFUSED and "metadata.uid" in result.message:
+            # The API server says 422 "field is immutable" when the pod of this name has another UID.
+            return replace(result, outcome=Outcome.CONFLICT)
         return absorb(self._store, self._decoder, result, data)
 
 
