@@ -14,6 +14,7 @@ from defragd.errors import ConfigError
 
 if TYPE_CHECKING:
     from defragd.core.snapshot import Snapshot
+    from defragd.hami.config import HamiConfig
     from defragd.policy.loaded import LoadedPolicy, PolicySet
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,7 +57,7 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]
 
 
 def cluster_options(*, snapshot: bool = True) -> Callable[[F], F]:
-    """``--snapshot``, ``--kubeconfig``, ``--context``, ``--hami-namespace``."""
+    """``--snapshot``, ``--kubeconfig``, ``--context``, ``--hami-namespace``, ``--hami-config``."""
 
     def decorate(function: F) -> F:
         options = [
@@ -69,7 +70,12 @@ def cluster_options(*, snapshot: bool = True) -> Callable[[F], F]:
                 metavar="NS",
                 help="Where HAMi's device configuration is.",
             ),
+            click.option(
+                "--hami-config", metavar="FILE", help="HAMi's device-config.yaml; default the cluster's, or HAMi's own."
+            ),
         ]
+        if not snapshot:
+            options = options[:2]
         if snapshot:
             options.insert(
                 0,
@@ -93,15 +99,20 @@ policies_option = click.option(
 
 
 def read_cluster(
-    snapshot: str | None, kubeconfig: str | None, context: str | None, hami_namespace: str = "kube-system"
+    snapshot: str | None,
+    kubeconfig: str | None,
+    context: str | None,
+    hami_namespace: str = "kube-system",
+    hami_config: str | None = None,
 ) -> Snapshot:
     """The cluster as a value. Raises ConfigError, SnapshotError or ClusterError."""
+    config = read_hami_config(hami_config) if hami_config else None
     if snapshot is not None:
         if kubeconfig or context:
             raise ConfigError("give either --snapshot or --kubeconfig, not both")
         from defragd.kube.snapshot_file import load
 
-        return load(snapshot)
+        return load(snapshot, config=config)
     from defragd.hami.config import HamiConfig
     from defragd.kube.client import Client
     from defragd.kube.cluster import read_snapshot
@@ -109,10 +120,27 @@ def read_cluster(
 
     client = Client.from_kubeconfig(kubeconfig, context)
     try:
-        config = read_device_config(client, hami_namespace, "hami-scheduler-device")
+        config = config or read_device_config(client, hami_namespace, "hami-scheduler-device")
         return read_snapshot(client, config=config or HamiConfig())
     finally:
         client.close()
+
+
+def read_hami_config(path: str) -> HamiConfig:
+    """HAMi's device-config.yaml as a file. Raises ConfigError."""
+    import yaml
+
+    from defragd.hami.config import parse_device_config
+
+    try:
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: not readable as YAML: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: is no device-config.yaml of HAMi (a mapping of vendor sections)")
+    return parse_device_config(document)
 
 
 def present(now: datetime | None, snapshot: Snapshot | None = None) -> datetime:

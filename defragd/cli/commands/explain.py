@@ -84,6 +84,7 @@ def _explainer(
     kubeconfig: str | None,
     context: str | None,
     hami_namespace: str,
+    hami_config: str | None,
     now: datetime | None,
 ) -> Explainer:
     from defragd.core.explain import Explainer
@@ -97,7 +98,7 @@ def _explainer(
         loaded, _ = sources.find_policy(policy, policies)
         rules = loaded.rules
         drain = bool(getattr(strategies().get(loaded.strategy), "drain", False))
-    world = sources.read_cluster(snapshot, kubeconfig, context, hami_namespace)
+    world = sources.read_cluster(snapshot, kubeconfig, context, hami_namespace, hami_config)
     return Explainer(world, rules, sources.present(now, world), vendors=VENDORS, drain=drain)
 
 

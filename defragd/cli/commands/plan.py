@@ -40,6 +40,7 @@ def command(
     kubeconfig: str | None,
     context: str | None,
     hami_namespace: str,
+    hami_config: str | None,
     now: datetime | None,
     time_limit: float,
     seed: int,
@@ -55,7 +56,7 @@ def command(
     from defragd.core.plan_json import plan_to_json
 
     loaded, _ = sources.find_policy(policy, policies)
-    world = sources.read_cluster(snapshot, kubeconfig, context, hami_namespace)
+    world = sources.read_cluster(snapshot, kubeconfig, context, hami_namespace, hami_config)
     when = sources.present(now, world)
     reply = compute(loaded, world, when, time_limit=time_limit, seed=seed, max_steps=max_steps)
     value = plan_to_json(reply)

@@ -28,6 +28,7 @@ def command(
     kubeconfig: str | None,
     context: str | None,
     hami_namespace: str,
+    hami_config: str | None,
     level: str | None,
     pool_label: str | None,
     output: str,
@@ -37,7 +38,7 @@ def command(
 
     L and phi are between 0 (nothing lost) and 1; nodes and devices show what is free and the largest hole.
     """
-    world = sources.read_cluster(snapshot, kubeconfig, context, hami_namespace)
+    world = sources.read_cluster(snapshot, kubeconfig, context, hami_namespace, hami_config)
     value = compute(world, pool_label)
     warn_refusals([{"object": p.object, "reason": p.reason, "detail": p.detail} for p in world.problems])
     levels = (level,) if level else ("cluster", "pool", "node") if output == "wide" else ("cluster", "pool")

@@ -19,7 +19,6 @@ from defragd.cli import sources
 def command(
     kubeconfig: str | None,
     context: str | None,
-    hami_namespace: str,
     snapshot: str | None,
     output: str | None,
     anonymize: bool,

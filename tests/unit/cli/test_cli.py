@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cli_states import make_node, make_pod, replica_set
 from click.testing import CliRunner
 
 from defragd.cli.main import cli, run
@@ -25,99 +25,6 @@ spec:
   trigger: {minFragmentation: null}
   windows: [{deny: {cron: "0 9 * * MON-FRI", duration: 8h}}]
 """
-
-
-def node(name, *uuids, memory=24576):
-    register = [
-        {
-            "id": u,
-            "index": i,
-            "count": 10,
-            "devmem": memory,
-            "devcore": 100,
-            "type": "NVIDIA-A10",
-            "mode": "hami-core",
-            "health": True,
-        }
-        for i, u in enumerate(uuids)
-    ]
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {
-            "name": name,
-            "labels": {"kubernetes.io/hostname": name},
-            "annotations": {"hami.io/node-nvidia-register": json.dumps(register)},
-        },
-        "status": {
-            "allocatable": {"cpu": "64", "memory": "256Gi", "pods": "110", "nvidia.com/gpu": "20"},
-            "conditions": [{"type": "Ready", "status": "True"}],
-        },
-    }
-
-
-def pod(name, where, uuid, mib, of=None, **annotations):
-    of = of or name
-    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"{of}-rs", "uid": f"rs-{of}", "controller": True}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "namespace": "team",
-            "uid": f"uid-{name}",
-            "creationTimestamp": "2026-11-01T00:00:00Z",
-            "labels": {"app": name},
-            "ownerReferences": [owner],
-            "annotations": {
-                "hami.io/vgpu-node": where,
-                "hami.io/bind-phase": "success",
-                "hami.io/vgpu-devices-allocated": f"{uuid},NVIDIA,{mib},0:;",
-                **annotations,
-            },
-        },
-        "spec": {
-            "schedulerName": "hami-scheduler",
-            "nodeName": where,
-            "containers": [
-                {
-                    "name": "main",
-                    "resources": {
-                        "limits": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": str(mib)},
-                        "requests": {"cpu": "1"},
-                    },
-                }
-            ],
-        },
-        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
-    }
-
-
-def replica_set(name):
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "ReplicaSet",
-        "metadata": {"name": f"{name}-rs", "namespace": "team", "uid": f"rs-{name}"},
-        "spec": {"replicas": 2},
-        "status": {"replicas": 2, "readyReplicas": 2},
-    }
-
-
-@pytest.fixture
-def world(tmp_path):
-    """Enough in sum, too little on any device: replicas a and b hold 10 GiB each of two 24-GiB devices."""
-    items = [
-        node("n1", "GPU-a", "GPU-b"),
-        node("n2", "GPU-c"),
-        pod("a", "n1", "GPU-a", 10240, of="w"),
-        pod("b", "n1", "GPU-b", 10240, of="w"),
-        pod("big", "n2", "GPU-c", 20480),
-        replica_set("w"),
-        replica_set("big"),
-    ]
-    path = tmp_path / "state.json.gz"
-    path.write_bytes(gzip.compress(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}).encode()))
-    return str(path)
 
 
 @pytest.fixture
@@ -236,9 +143,9 @@ def test_every_shipped_policy_plans(world, name):
 
 
 def test_broken_annotations_are_named_and_the_rest_goes_on(tmp_path, policy):
-    items = [node("n1", "GPU-a", "GPU-b"), pod("ok", "n1", "GPU-a", 1024), replica_set("ok")]
-    items += [pod(f"bad{i}", "n1", "GPU-b", 10, **{"defragd.io/allowed-hours": "?"}) for i in range(30)]
-    items += [pod("garbage", "n1", "GPU-b", 10, **{"hami.io/vgpu-devices-allocated": "xx"})]
+    items = [make_node("n1", "GPU-a", "GPU-b"), make_pod("ok", "n1", "GPU-a", 1024), replica_set("ok")]
+    items += [make_pod(f"bad{i}", "n1", "GPU-b", 10, **{"defragd.io/allowed-hours": "?"}) for i in range(30)]
+    items += [make_pod("garbage", "n1", "GPU-b", 10, **{"hami.io/vgpu-devices-allocated": "xx"})]
     path = tmp_path / "s.json"
     path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
     code, out, err = call("plan", "--policy", policy, "--snapshot", str(path), "-o", "json")
@@ -403,6 +310,16 @@ def test_snapshot_of_a_snapshot_plans_alike(world, policy, tmp_path):
     hidden = str(tmp_path / "hidden.json")
     assert call("snapshot", "--snapshot", world, "-o", hidden, "--anonymize")[0] == 0
     assert "team" not in Path(hidden).read_text()
+
+
+def test_hamis_own_configuration_as_a_file(world, policy, tmp_path):
+    config = tmp_path / "device-config.yaml"
+    config.write_text("nvidia: {resourceCountName: other.com/gpu}\n")
+    code, out, _ = call("score", "--snapshot", world, "-o", "json", "--hami-config", str(config))
+    assert code == 0 and json.loads(out)["cluster"]["devices"] == 3
+    config.write_text("- x\n")
+    code, _, err = call("plan", "--policy", policy, "--snapshot", world, "--hami-config", str(config))
+    assert code == 2 and "no device-config.yaml" in err
 
 
 def test_help_names_every_command_and_every_command_has_help():
