@@ -34,9 +34,9 @@ PAGE = 500
 WATCH_SECONDS = 270
 """The server ends a watch after this (± 10 %), so that connections spread over the API servers again."""
 SILENCE = 75.0
-"""The server sends a bookmark about every minute; a stream that is silent for longer may be dead, so it is opened again.
-Older servers send none for kinds without any event; there the new watch is the proof of life. Data may then be this
-old at most, so whoever sets a limit for the age of data must leave room above it (design: I9)."""
+"""The server sends a bookmark about every minute; a stream that is silent for longer may be dead and is opened again.
+Older servers send none for kinds without any event; there the new watch is the proof of life. Healthy data may so be
+this old, and whoever sets a limit for the age of data must leave room above it (design: I9)."""
 RETRY_UNAVAILABLE = 300.0
 """Seconds until a kind that is forbidden or not served is tried again."""
 
