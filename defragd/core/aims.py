@@ -36,7 +36,7 @@ SCORE_NAMES = {"auto": "L", "loss": "L", "fgd": "phi", "devices": "devices", "no
 @dataclass(frozen=True)
 class Aim:
     """One objective. ``rows`` columns: M copies (or fits, for classes of several devices), 1 idle flag, and for
-    ``fgd`` M usable shares. Features: M classes (none for devices and nodes), then idle devices and nodes where used."""
+    ``fgd`` M usable shares. Features: M classes (none for devices and nodes), then idle devices and nodes."""
 
     name: str
     yardstick: Yardstick
@@ -72,7 +72,7 @@ class Aim:
         all_slots = np.array([k.slots for k in kinds], dtype=np.int64)[kind]
         all_memory = np.array([k.memory_mib for k in kinds], dtype=np.int64)[kind]
         all_cores = np.array([k.cores for k in kinds], dtype=np.int64)[kind]
-        idle = (slots == 0).astype(np.float64)[:, None]
+        idle: Floats = (slots == 0).astype(np.float64)[:, None]
         if not self.classes:
             return idle
         free = (all_slots - slots, all_memory - memory, all_cores - cores)
@@ -144,7 +144,9 @@ def make_aim(name: str, yardstick: Yardstick, fleet: Fleet) -> Aim:
     size = fleet.size
     largest = int(size.max(initial=0))
     least = GUARDED if largest >= GUARDED else 1
-    open_nodes = fleet.node_open & np.logical_and.reduceat(fleet.device_open, fleet.first[:-1]) if len(size) else size > 0
+    open_nodes = (
+        fleet.node_open & np.logical_and.reduceat(fleet.device_open, fleet.first[:-1]) if len(size) else size > 0
+    )
     counted: Bools = open_nodes & (size >= least)
     worth = np.where(counted, size / max(largest, 1), 0.0)
     classes = len(yardstick.keys)

@@ -113,9 +113,7 @@ def build_fleet(snapshot: Snapshot) -> Fleet:
         for device in snapshot.nodes[name].devices:
             devices.append(device)
             node_of.append(position)
-            key = DeviceKind(
-                device.vendor, device.model, device.mode, device.slots, device.memory_mib, device.cores
-            )
+            key = DeviceKind(device.vendor, device.model, device.mode, device.slots, device.memory_mib, device.cores)
             kind.append(kinds.setdefault(key, len(kinds)))
         first.append(len(devices))
     nodes = [snapshot.nodes[name] for name in names]
@@ -192,8 +190,7 @@ def build_books(snapshot: Snapshot, fleet: Fleet) -> Books:
         if at is not None and not _claimed(snapshot, hold.node, hold.pod_uid):
             charge(at, hold.resources.cpu_milli, hold.resources.memory_bytes)
             book(at, hold.allocations, False)
-    as_array = lambda values: np.array(values, dtype=np.int64)  # noqa: E731
-    return Books(*(as_array(v) for v in (slots, memory, cores, cpu, host, pods)))
+    return Books(*(np.array(values, dtype=np.int64) for values in (slots, memory, cores, cpu, host, pods)))
 
 
 def _claimed(snapshot: Snapshot, node: str, pod_uid: str) -> bool:

@@ -74,7 +74,7 @@ class Desk:
     # -- caps of the whole run -----------------------------------------------------------------------------------------
 
     def may_plan(self, pod: int, spot: Spot) -> str:
-        """"" = yes, "target" = no more to that node, anything else = the pod must stay (why is in ``refused``)."""
+        """ "" = yes, "target" = no more to that node, anything else = the pod must stay (why is in ``refused``)."""
         value = self.shapes.pods[pod]
         claim = self.scene.claim(value, self.world.fleet.names[spot.node])
         for permit in (self.books.may_plan(claim), self.books.ever_flies(claim)):

@@ -10,22 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from defragd.core.fit import FitConfig, fit_pod
+from defragd.core.kube_fit import kube_fit
 from defragd.core.model import Allocation, Pod
 from defragd.core.moves import landed
 from defragd.core.plan import Place, Refusal
 from defragd.core.reasons import Reason
 from defragd.core.snapshot import Snapshot
 from defragd.core.vendor import Vendor
-
-try:
-    from defragd.core.kube_fit import kube_fit
-except ImportError:  # pragma: no cover - until the module lands
-
-    def kube_fit(*args, **kw):  # type: ignore
-        from types import SimpleNamespace
-
-        return SimpleNamespace(ok=True)
-
 
 ARRIVAL = "~arrival"
 """Suffix of the key under which a pod stands on its target while it still stands on its source."""
@@ -116,5 +107,8 @@ class Exact:
 
 def _same(found: tuple[Allocation, ...], wanted: tuple[Allocation, ...]) -> bool:
     """Equal use per device; which container gets which of equal shares does not matter."""
-    key = lambda items: sorted((a.uuid, a.memory_mib, a.cores, a.init) for a in items)  # noqa: E731
-    return bool(key(found) == key(wanted))
+    return _shares(found) == _shares(wanted)
+
+
+def _shares(allocations: tuple[Allocation, ...]) -> list[tuple[str, int, int, bool]]:
+    return sorted((a.uuid, a.memory_mib, a.cores, a.init) for a in allocations)

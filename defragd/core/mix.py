@@ -37,7 +37,9 @@ class ClassKey:
         """For people: "2 devices, 100 cores, 47 %, 12 CPU"."""
         memory = f"{self.memory_mib} MiB" if self.memory_mib else f"{self.memory_pct} %"
         count = "1 device" if self.gpus == 1 else f"{self.gpus} devices"
-        text = f"{count}, {self.cores} cores, {memory}, {self.cpu_milli / 1000:g} CPU, {self.memory_bytes >> 20} MiB host"
+        text = (
+            f"{count}, {self.cores} cores, {memory}, {self.cpu_milli / 1000:g} CPU, {self.memory_bytes >> 20} MiB host"
+        )
         if self.use_types:
             text += f", only {self.use_types}"
         if self.nouse_types:

@@ -44,7 +44,7 @@ class Places:
         if distinct and what.devices < 0 and len(devices):
             _, first = np.unique(world.fleet.node_of[devices] * len(world.states.keys) + ids, return_index=True)
             devices = devices[first]
-        return devices
+        return np.asarray(devices)
 
     def worth(self, shape: int, devices: Ints) -> Floats:
         """Objective after adding a one-device shape to each of these devices."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from defragd.core.aims import SCORE_NAMES, Aim
-from defragd.core.arrays import Books
+from defragd.core.arrays import Books, Ints
 from defragd.core.budget import Floor
 from defragd.core.eligibility import warnings
 from defragd.core.exact import Exact
@@ -18,6 +20,7 @@ from defragd.core.plan import Move, Place, PlanReply, PlanRequest, Refusal, Scor
 from defragd.core.reasons import Reason
 from defragd.core.score import score_books
 from defragd.core.strategy import Proposal, Scene
+from defragd.core.tables import Spot
 from defragd.core.waves import Order, order
 
 
@@ -118,16 +121,12 @@ class Build:
             draft.refused[key] = Refusal(key, Reason.NO_GAIN, "the plan as a whole gains too little")
         draft.places.clear()
 
-    def _prove(
-        self, steps: Sequence[Step], places: Mapping[str, Place], found: Order
-    ) -> tuple[Pod, Refusal] | None:
-        waves = [
-            [(steps[i].pod, places[steps[i].pod.key], i in found.group) for i in wave] for wave in found.waves
-        ]
+    def _prove(self, steps: Sequence[Step], places: Mapping[str, Place], found: Order) -> tuple[Pod, Refusal] | None:
+        waves = [[(steps[i].pod, places[steps[i].pod.key], i in found.group) for i in wave] for wave in found.waves]
         _, refused = self.exact.replay(waves)
         return refused
 
-    # -- figures ---------------------------------------------------------------------------------------------------------
+    # -- figures ------------------------------------------------------------------------------------------------------
 
     def _books_after(self, places: Mapping[str, Place]) -> Books:
         scene = self.scene
@@ -153,17 +152,13 @@ class Build:
         fleet = scene.arena.fleet
         gains: dict[str, float] = {}
         value = world.value
-        from defragd.core.tables import Spot
-
         for key in line:
             position, place = at[key], places[key]
             uuids = place.devices
             if len(uuids) != len(pods[key].devices):
                 uuids = tuple(dict.fromkeys(uuids))
             world.lift(position)
-            world.put(
-                position, Spot(fleet.node_index[place.node], tuple(fleet.device_index[uuid] for uuid in uuids))
-            )
+            world.put(position, Spot(fleet.node_index[place.node], tuple(fleet.device_index[uuid] for uuid in uuids)))
             gains[key] = world.value - value
             value = world.value
         return gains
@@ -177,9 +172,7 @@ class Build:
         for wave in found.waves:
             for index in wave:
                 name[index] = f"m{len(name) + 1}"
-        waits = {
-            index: [name[other] for other in name if index in found.after.get(other, ())] for index in name
-        }
+        waits = {index: [name[other] for other in name if index in found.after.get(other, ())] for index in name}
         moves: list[Move] = []
         for number, wave in enumerate(found.waves, start=1):
             for index in wave:
@@ -206,7 +199,6 @@ class Build:
         books = self._books_after(draft.places)
         after: Score = score_books(fleet, books, scene.yardstick) if draft.places else self.before
         held = scene.arena.books.slots
-        whole = lambda use: _idle_nodes(use, fleet.first)  # noqa: E731
         refused = {**scene.standing}
         refused.update({item.object: item for item in proposal.refused})
         refused.update(draft.refused)
@@ -225,13 +217,11 @@ class Build:
             notes=tuple(dict.fromkeys(draft.notes)),
             stopped=draft.stopped,
             freed_devices=int((books.slots == 0).sum() - (held == 0).sum()),
-            freed_nodes=whole(books.slots) - whole(held),
+            freed_nodes=_idle_nodes(books.slots, fleet.first) - _idle_nodes(held, fleet.first),
         )
 
 
-def _idle_nodes(slots, first) -> int:  # type: ignore[no-untyped-def]
-    import numpy as np
-
+def _idle_nodes(slots: Ints, first: Ints) -> int:
     return int(np.logical_and.reduceat(slots == 0, first[:-1]).sum()) if len(first) > 1 else 0
 
 

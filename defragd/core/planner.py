@@ -10,21 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
+from defragd.core.arrays import build_arena
 from defragd.core.cost import move_cost
-from defragd.core.eligibility import eligible, warnings, workload_key
+from defragd.core.eligibility import eligible, workload_key
 from defragd.core.exact import Exact
 from defragd.core.gangs import gang_of
 from defragd.core.mix import given_mix, running_mix
 from defragd.core.model import Pod
 from defragd.core.pdb import Ledger
-from defragd.core.plan import Place, PlanReply, PlanRequest, Refusal
+from defragd.core.plan import PlanReply, PlanRequest, Refusal
 from defragd.core.plan_build import Build
 from defragd.core.reasons import Reason
-from defragd.core.score import score_books
-from defragd.core.arrays import build_arena
 from defragd.core.selectors import matches
 from defragd.core.snapshot import Snapshot
-from defragd.core.strategy import Proposal, Scene, Strategy, make_args
+from defragd.core.strategy import Scene, Strategy, make_args
 from defragd.core.yardstick import make_yardstick
 from defragd.errors import ConfigError
 
@@ -70,9 +69,7 @@ def _better(one: PlanReply, other: PlanReply) -> bool:
     return (sum(m.gain for m in one.moves), -len(one.moves)) > (sum(m.gain for m in other.moves), -len(other.moves))
 
 
-def make_scene(
-    request: PlanRequest, args: object, *, drain: bool, should_stop: Callable[[], bool]
-) -> Scene:
+def make_scene(request: PlanRequest, args: object, *, drain: bool, should_stop: Callable[[], bool]) -> Scene:
     """Arrays, mix and pools of the state before the plan, and who may move."""
     snapshot = request.snapshot
     arena = build_arena(snapshot)

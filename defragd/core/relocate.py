@@ -50,9 +50,7 @@ class Relocator:
         self._host = np.array(world.host_of)
         self._placeable: dict[int, bool] = {}
 
-    def relocate(
-        self, pods: Sequence[int], *, extra: int, first: Callable[[int], int] = lambda pod: -1
-    ) -> Relocation:
+    def relocate(self, pods: Sequence[int], *, extra: int, first: Callable[[int], int] = lambda pod: -1) -> Relocation:
         """Finds places for all ``pods`` (they must have left: the caller has lifted them). ``first``: the node to
         prefer per pod. Up to ``extra`` other pods may be pushed on."""
         left = self.steps
@@ -124,11 +122,9 @@ class Relocator:
         """Puts ``pod`` in the place of another one, which then needs a place itself."""
         world = self.world
         shape = int(world.shapes.shape[pod])
-        tried = 0
-        for other in self._candidates(shape, {pod, *rest, *moves}):
-            if self.steps <= 0 or tried >= PUSHES or self.should_stop():
+        for other in self._candidates(shape, {pod, *rest, *moves})[:PUSHES]:
+            if self.steps <= 0 or self.should_stop():
                 return False
-            tried += 1
             self.steps -= 1
             home = world.spot[other]
             assert home is not None

@@ -103,7 +103,11 @@ class RoomMaker:
             if spot is not None:
                 world.hold(shape, spot)
                 relocator = Relocator(
-                    world, verify=desk.verify, should_stop=desk.scene.should_stop, fixed=self.fixed | set(leave), budget=80
+                    world,
+                    verify=desk.verify,
+                    should_stop=desk.scene.should_stop,
+                    fixed=self.fixed | set(leave),
+                    budget=80,
                 )
                 found = relocator.relocate(list(leave), extra=pushes, first=lambda pod: node)
                 if found.stuck is None and self._charge(found.moves):
@@ -146,6 +150,24 @@ class RoomMaker:
                 seen.add(chosen)
                 yield chosen
 
+    def _helps(self, shape: int, node: int, pod: int) -> bool:
+        """The pod stands on a device the shape could use, or takes host room that is short."""
+        world = self.desk.world
+        what = world.shapes.shapes[shape]
+        t = int(world.shapes.shape[pod])
+        if world.cpu[node] < what.cpu and world.cpu_of[t] > 0:
+            return True
+        if world.host[node] < what.host_memory and world.host_of[t] > 0:
+            return True
+        if world.room[node] < 1:
+            return True
+        spot = world.spot[pod]
+        assert spot is not None
+        kinds = world.fleet.kind
+        return any(
+            world.device_allowed(shape, d) and any(p.need[int(kinds[d])] >= 0 for p in what.parts) for d in spot.devices
+        )
+
     def _openings(self, shape: int, node: int) -> Iterator[tuple[int, ...]]:
         """Small sets that open devices for all parts, by choice of devices; then the host room is made up."""
         world, cost = self.desk.world, self.desk.cost
@@ -180,7 +202,9 @@ class RoomMaker:
                 here.append((world.held_now[pod][spot.devices.index(device)], pod))
         here.sort(key=lambda item: (-item[0][2], -item[0][1], item[1]))
         gone: list[int] = []
-        all_slots, all_memory, all_cores = (int(a[device]) for a in (world.fleet.slots, world.fleet.memory, world.fleet.cores))
+        all_slots, all_memory, all_cores = (
+            int(a[device]) for a in (world.fleet.slots, world.fleet.memory, world.fleet.cores)
+        )
 
         def fits() -> bool:
             if part.whole and slots > 0:

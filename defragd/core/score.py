@@ -28,7 +28,7 @@ class Measure:
 
 
 def score(snapshot: Snapshot, *, mix: Mix | None = None, nodes: Collection[str] | None = None) -> Score:
-    """Score a snapshot. ``mix`` None = the running mix of the whole snapshot; ``nodes`` limits the sums to some nodes."""
+    """Score a snapshot. ``mix`` None = the running mix of the whole snapshot; ``nodes`` limits the sums."""
     chosen = mix or running_mix(snapshot)
     if nodes is not None:
         kept = {name: node for name, node in snapshot.nodes.items() if name in set(nodes)}
@@ -106,9 +106,7 @@ def device_copies(fleet: Fleet, books: Books, yardstick: Yardstick) -> Ints:
     states = np.stack([fleet.kind, slots, memory, cores, books.slots > 0], axis=1)
     packed = _pack(states)
     _, first, back = np.unique(packed, return_index=True, return_inverse=True)
-    rows = yardstick.copies(
-        fleet.kind[first], slots[first], memory[first], cores[first], (books.slots > 0)[first]
-    )
+    rows = yardstick.copies(fleet.kind[first], slots[first], memory[first], cores[first], (books.slots > 0)[first])
     out: Ints = rows[back.reshape(-1)]
     out[~fleet.device_open] = 0
     return out
@@ -130,7 +128,7 @@ def idle_counts(fleet: Fleet, books: Books) -> tuple[int, int]:
 
 
 def idle_devices(fleet: Fleet, books: Books) -> np.ndarray:
-    return fleet.device_open & (books.slots == 0)
+    return np.asarray(fleet.device_open & (books.slots == 0))
 
 
 def idle_nodes(fleet: Fleet, books: Books) -> np.ndarray:
@@ -159,10 +157,9 @@ def _causes(
     starts = fleet.first[:-1]
     wrong = yardstick.need[fleet.kind] < 0
     fits = on_device > 0
-    sum_nodes = lambda rows: np.add.reduceat(np.where(rows, share[:, None], 0.0), starts, axis=0)  # noqa: E731
-    by_type = sum_nodes(wrong)
-    fitting_share = sum_nodes(fits)
-    other_share = sum_nodes(~fits & ~wrong)
+    by_type = np.add.reduceat(np.where(wrong, share[:, None], 0.0), starts, axis=0)
+    fitting_share = np.add.reduceat(np.where(fits, share[:, None], 0.0), starts, axis=0)
+    other_share = np.add.reduceat(np.where(~fits & ~wrong, share[:, None], 0.0), starts, axis=0)
     fitting = np.add.reduceat(fits.astype(np.int64), starts, axis=0)
     host = yardstick.host_limit(fleet.cpu - books.cpu, fleet.host_memory - books.host_memory) > 0
     shaped = fitting >= np.maximum(yardstick.gpus, 1)

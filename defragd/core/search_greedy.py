@@ -148,7 +148,7 @@ class Gains:
         pods = np.array(sorted(p for n in nodes.tolist() for p in world.on_node[n]), dtype=np.int64)
         if not len(pods):
             return
-        node = np.array([world.spot[p].node for p in pods.tolist()], dtype=np.int64)  # type: ignore[union-attr]
+        node = np.array([world.spot[p].node for p in pods.tolist()], dtype=np.int64)
         shape = world.shapes.shape[pods]
         change = self._removal_rows(pods)
         for start in range(0, len(pods), CHUNK):
@@ -196,7 +196,7 @@ class Gains:
         who = np.repeat(at, counts)
         offset = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         device = fleet.first[node[who]] + offset
-        own = np.array([world.spot[p].devices[0] for p in pods.tolist()], dtype=np.int64)  # type: ignore[union-attr]
+        own = np.array([world.spot[p].devices[0] for p in pods.tolist()], dtype=np.int64)
         keep = (device != own[who]) & world.open_device[device]
         who, device = who[keep], device[keep]
         if not len(who):
@@ -318,7 +318,7 @@ class Greedy:
         second_at = arrive.argmax(axis=1)
         second = arrive[rows, second_at]
         arrive[rows, top] = first
-        node = np.array([s.node for s in world.spot], dtype=np.int64)  # type: ignore[union-attr]
+        node = world.pod_node
         other = np.where(node == top[shape], second[shape], first[shape])
         across = gains.leave + other
         total = np.maximum(across, gains.inside)

@@ -197,11 +197,7 @@ class Lns:
     def _restore(self, wanted: dict[int, Spot]) -> None:
         """Puts every pod where ``wanted`` has it, all others home."""
         world = self.world
-        change = [
-            p
-            for p in {*self.displaced, *wanted}
-            if world.spot[p] != wanted.get(p, world.home[p])
-        ]
+        change = [p for p in {*self.displaced, *wanted} if world.spot[p] != wanted.get(p, world.home[p])]
         for pod in sorted(change):
             self.world.lift(pod)
         for pod in sorted(change):

@@ -29,7 +29,9 @@ class Additions:
         self._seen: dict[int, Ints] = {}
         self._memo: dict[_Key, _Entry] = {}
         self._chosen: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._spans = [(int(world.fleet.first[n]), int(world.fleet.first[n + 1])) for n in range(len(world.fleet.names))]
+        self._spans = [
+            (int(world.fleet.first[n]), int(world.fleet.first[n + 1])) for n in range(len(world.fleet.names))
+        ]
 
     def worth(self, shape: int) -> Floats:
         """D: the objective with one more pod of this shape on each device, -inf where it does not fit.
@@ -54,9 +56,9 @@ class Additions:
         world, memo = self.world, self._memo
         block = self._blocks.get(shape)
         if block is None:
-            devices = len(world.fleet.devices)
-            block = self._blocks[shape] = np.zeros((devices, world.aim.features))
-            self._valid[shape] = np.zeros(devices, dtype=np.bool_)
+            size = len(world.fleet.devices)
+            block = self._blocks[shape] = np.zeros((size, world.aim.features))
+            self._valid[shape] = np.zeros(size, dtype=np.bool_)
             self._seen[shape] = np.full(len(self._spans), -1, dtype=np.int64)
         seen = self._seen[shape]
         changed = np.nonzero(seen != world.state)[0]

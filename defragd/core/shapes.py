@@ -165,9 +165,7 @@ def _held(pod: Pod, fleet: Fleet) -> tuple[str, Held | None]:
     return "", Held(tuple(places), tuple(use))
 
 
-def _parts(
-    pod: Pod, fleet: Fleet, held: Held, vendor_exclusive: Mapping[str, bool]
-) -> tuple[Part, ...] | None:
+def _parts(pod: Pod, fleet: Fleet, held: Held, vendor_exclusive: Mapping[str, bool]) -> tuple[Part, ...] | None:
     """One part per distinct device now held, for any kind of device it may come to."""
     if len({a.slot for a in pod.allocations}) != len(pod.requests):
         return None
@@ -217,8 +215,11 @@ def _need(pod: Pod, app: list[DeviceRequest], init: list[DeviceRequest], kind: D
         return NEVER
     if select.mode and kind.mode not in select.mode:
         return NEVER
-    on = lambda r: r.memory_mib or kind.memory_mib * r.memory_pct // 100  # noqa: E731
-    return max([sum(on(r) for r in app), *(on(r) for r in init)])
+    return max([sum(_mib(r, kind) for r in app), *(_mib(r, kind) for r in init)])
+
+
+def _mib(request: DeviceRequest, kind: DeviceKind) -> int:
+    return request.memory_mib or kind.memory_mib * request.memory_pct // 100
 
 
 class _Masks:

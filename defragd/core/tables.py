@@ -6,9 +6,12 @@ look-up and a node's features a sum of rows. Only touched nodes are computed aga
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from defragd.core.aims import Aim
 from defragd.core.arrays import Arena, Bools, Floats, Ints
@@ -29,15 +32,14 @@ class DeviceStates:
         self.parts = {part: position for position, part in enumerate(parts)}
         kinds = len(self.fleet.kinds)
         self.part_need = np.array([p.need for p in parts], dtype=np.int64).reshape(len(parts), kinds)
-        column = lambda values, kind: np.array(list(values), dtype=kind)  # noqa: E731
-        self.part_slots = column((p.slots for p in parts), np.int64)
-        self.part_cores = column((p.cores for p in parts), np.int64)
-        self.part_whole = column((p.whole for p in parts), np.bool_)
-        self.part_zero = column((p.zero for p in parts), np.bool_)
+        self.part_slots = _column((p.slots for p in parts), np.int64)
+        self.part_cores = _column((p.cores for p in parts), np.int64)
+        self.part_whole = _column((p.whole for p in parts), np.bool_)
+        self.part_zero = _column((p.zero for p in parts), np.bool_)
         self.part_alone = np.zeros(len(parts), dtype=np.bool_)
-        self.kind_slots = column((k.slots for k in self.fleet.kinds), np.int64)
-        self.kind_memory = column((k.memory_mib for k in self.fleet.kinds), np.int64)
-        self.kind_cores = column((k.cores for k in self.fleet.kinds), np.int64)
+        self.kind_slots = _column((k.slots for k in self.fleet.kinds), np.int64)
+        self.kind_memory = _column((k.memory_mib for k in self.fleet.kinds), np.int64)
+        self.kind_cores = _column((k.cores for k in self.fleet.kinds), np.int64)
         self.index: dict[tuple[int, int, int, int], int] = {}
         self.keys: list[tuple[int, int, int, int]] = []
         self.rows = np.zeros((0, 1 + aim.classes * (2 if aim.shares else 1)))
@@ -98,7 +100,10 @@ class DeviceStates:
         at, part = np.nonzero(fits)
         keys = list(
             zip(
-                kind[at].tolist(), slots[at, part].tolist(), memory[at, part].tolist(), cores[at, part].tolist(),
+                kind[at].tolist(),
+                slots[at, part].tolist(),
+                memory[at, part].tolist(),
+                cores[at, part].tolist(),
                 strict=True,
             )
         )
@@ -107,6 +112,10 @@ class DeviceStates:
         table[at, part] = numbers
         self.next[todo] = table
         self.known[todo] = True
+
+
+def _column(values: Iterable[object], kind: type) -> npt.NDArray[Any]:
+    return np.array(list(values), dtype=kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +178,13 @@ class World:
         self.features = aim.finish(self.sums, np.arange(count), self.cpu, self.host)
         self.total = self.features.sum(axis=0) if count else np.zeros(aim.features)
         for node, (low, high) in enumerate(self._spans):
-            where = (node, tuple(self._ids[low:high]), float(self.cpu[node]), float(self.host[node]), int(self.room[node]))
+            where = (
+                node,
+                tuple(self._ids[low:high]),
+                float(self.cpu[node]),
+                float(self.host[node]),
+                int(self.room[node]),
+            )
             self._remembered[where] = (node, self.features[node].copy())
 
     @property
@@ -294,7 +309,10 @@ class World:
         self.states.following(self.id[devices])
         use, kinds = self.use, self.states.kind_memory
         tight = sorted(devices, key=lambda d: (-use[d][3], kinds[use[d][0]] - use[d][2], d))
-        order = sorted(range(len(parts)), key=lambda i: (-self.states.part_cores[parts[i]], -max(self.states.part_need[parts[i]]), i))
+        order = sorted(
+            range(len(parts)),
+            key=lambda i: (-self.states.part_cores[parts[i]], -max(self.states.part_need[parts[i]]), i),
+        )
         taken: dict[int, int] = {}
         for position in order:
             for device in tight:

@@ -37,7 +37,7 @@ class _Wave:
         self.ledger = ledger.copy()
         self.floor = floor.copy(self.ledger)
         self.members: list[Step] = []
-        self.free = {}  # type: dict[tuple[str, int], int]
+        self.free: dict[tuple[str, int], int] = {}
         self.arrivals: dict[int, list[Step]] = {}
 
     def limits(self, step: Step) -> tuple[Reason, str] | None:
@@ -49,7 +49,7 @@ class _Wave:
     def room(self, step: Step) -> bool:
         """The arrival fits whatever the order: nobody of the wave has left, everybody has arrived."""
         free = self.yard.free
-        for room, _ in step.arrives.items():
+        for room in step.arrives:
             net = step.takes(room)
             if net > 0 and self.free.get(room, free[room]) < net:
                 return False
@@ -158,14 +158,14 @@ def _group(
     why_not: dict[int, tuple[Reason, str]] = {}
     for members in cycles(graph):
         group = [by_index[i] for i in members]
-        why = _bearable(group, yard, budgets, ledger, floor)
-        if why is None:
+        against = _bearable(group, yard, budgets, ledger, floor)
+        if against is None:
             return group, {}
         names = ", ".join(step.pod.key for step in group)
         for step in group:
             why_not[step.index] = (
                 Reason.CYCLE_NEEDS_BOTH_OUT,
-                f"{names} need each other's places, so all {len(group)} would be out at once: {why}",
+                f"{names} need each other's places, so all {len(group)} would be out at once: {against}",
             )
     if why_not:
         return [], why_not

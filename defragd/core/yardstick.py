@@ -6,6 +6,7 @@ is made once per planning round: pools (K*, R, C) are those of the state before 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,7 +53,7 @@ class Yardstick:
         out = np.where(exclusive, np.minimum(out, 1), out)
         barred = (need < 0) | (exclusive & used[:, None]) | ((self.cores == 0) & (free_cores <= 0))
         out[barred] = 0
-        return np.maximum(out, 0)
+        return np.asarray(np.maximum(out, 0))
 
     def host_limit(self, cpu: Ints, host_memory: Ints) -> Ints:
         """N x M: copies the idle host CPU and memory of each node allow."""
@@ -76,11 +77,10 @@ def idle_share(slots: Ints, memory: Ints, cores: Ints, all_memory: Ints, all_cor
 def make_yardstick(mix: Mix, fleet: Fleet, books: Books) -> Yardstick:
     """Columns from the mix, pools from the books as they are now."""
     keys = tuple(key for key, _ in mix.classes)
-    column = lambda values: np.array(list(values), dtype=np.int64)  # noqa: E731
-    cpu = column(k.cpu_milli for k in keys)
-    host = column(k.memory_bytes for k in keys)
-    gpus = column(k.gpus for k in keys)
-    cores = column(k.cores for k in keys)
+    cpu = _column(k.cpu_milli for k in keys)
+    host = _column(k.memory_bytes for k in keys)
+    gpus = _column(k.gpus for k in keys)
+    cores = _column(k.cores for k in keys)
     shape = (len(fleet.kinds), len(keys))
     need = np.array([[_need(key, kind) for key in keys] for kind in fleet.kinds], dtype=np.int64).reshape(shape)
     exclusive = np.array(
@@ -90,6 +90,10 @@ def make_yardstick(mix: Mix, fleet: Fleet, books: Books) -> Yardstick:
     pooled, reach = _pools(keys, fleet, books, need, idle)
     weight = np.array([w for _, w in mix.classes], dtype=np.float64)
     return Yardstick(mix.name, keys, weight, cpu, host, gpus, cores, need, exclusive, pooled, reach, idle)
+
+
+def _column(values: Iterable[int]) -> Ints:
+    return np.array(list(values), dtype=np.int64)
 
 
 def _need(key: ClassKey, kind: DeviceKind) -> int:
@@ -110,9 +114,7 @@ def _pooled_gpus(fleet: Fleet, books: Books) -> float:
     return float(min(idle_cores.sum(), idle_memory.sum()))
 
 
-def _pools(
-    keys: tuple[ClassKey, ...], fleet: Fleet, books: Books, need: Ints, idle: float
-) -> tuple[Ints, Floats]:
+def _pools(keys: tuple[ClassKey, ...], fleet: Fleet, books: Books, need: Ints, idle: float) -> tuple[Ints, Floats]:
     """K* and min(R, C) per class (README 3.4)."""
     with_devices = fleet.node_open & (fleet.size > 0)
     all_cpu = int(np.maximum(fleet.cpu - books.cpu, 0)[with_devices].sum())

@@ -133,11 +133,10 @@ def finish(desk: Desk, drainer: Drainer, *, wanted: int, unit: str, quiet: bool 
     """The proposal for what could be emptied; ``quiet``: targets tried in vain are no news (any would have done)."""
     out = drainer.out
     done = len(out.done)
-    key = lambda pod: desk.shapes.pods[pod].key  # noqa: E731
     notes: list[str] = []
     stopped = "complete"
     moves = desk.places()
-    goals = tuple(frozenset(key(p) for p in goal) for goal in out.goals)
+    goals = tuple(frozenset(desk.shapes.pods[p].key for p in goal) for goal in out.goals)
     refused = list(out.refused.values())
     if done < wanted:
         notes.append(f"{done} of {wanted} {unit} can be emptied ({len(moves)} moves)")

@@ -94,15 +94,13 @@ def _make(scene: Scene, args: MakeRoomArgs, desk: Desk, wanted: list[Pod]) -> Pr
             continue
         keys = [desk.shapes.pods[p].key for p in room.moves]
         goals.append(frozenset(keys))
-        why.update({key: f"makes room for {name} on {node}" for key in keys})
+        why.update(dict.fromkeys(keys, f"makes room for {name} on {node}"))
     strict = bool(args.pod or args.shape) and not scene.rules.partial
     if refused and strict:
         stopped = stopped if stopped == "time" else "infeasible"
         if maker.fixed:
             notes.append(f"room for {len(wanted) - len(refused)} of {len(wanted)} could be made")
-        return Proposal(
-            refused=tuple(refused), notes=tuple(notes), stopped=stopped, score_name="pods", trim=False
-        )
+        return Proposal(refused=tuple(refused), notes=tuple(notes), stopped=stopped, score_name="pods", trim=False)
     if refused and not goals and stopped == "complete":
         stopped = "infeasible"
     return Proposal(
@@ -159,7 +157,9 @@ def _synthetic(scene: Scene, shape: WishedShape, number: int) -> Pod:
 def _no_room(scene: Scene, desk: Desk, pod: Pod, room: Room, left: int) -> Refusal:
     name = pod.key if pod.namespace else f"Shape/{pod.name}"
     if left == 0:
-        return Refusal(name, Reason.OVER_BUDGET, f"budgets.total = {scene.rules.budgets.total} moves are planned already")
+        return Refusal(
+            name, Reason.OVER_BUDGET, f"budgets.total = {scene.rules.budgets.total} moves are planned already"
+        )
     if scene.should_stop():
         return Refusal(name, Reason.GOAL_UNREACHABLE, "no room was found in the time there was")
     return Refusal(
