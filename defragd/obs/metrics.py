@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from defragd import __version__
@@ -62,6 +62,7 @@ class Metrics:
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self, *, process: bool = True) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per counter and histogram that nobody reads
         self.registry = CollectorRegistry(auto_describe=True)
         self.policy = Bounded(200)
         self.strategy = Bounded(20, STRATEGIES)

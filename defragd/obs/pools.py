@@ -12,8 +12,9 @@ PoolOf = Callable[[Node], str]
 
 
 def pool_of(node: Node) -> str:
-    """The model of the node's devices ("a+b" when mixed), "none" without devices."""
-    models = sorted({device.model for device in node.devices})
+    """The model of the node's devices ("a+b" when mixed), "none" without devices. HAMi puts its backend's word before
+    the model ("NVIDIA-Tesla T4"); it is left out."""
+    models = sorted({device.model.removeprefix(f"{device.vendor}-") or device.model for device in node.devices})
     return "+".join(models[:3]) if models else NONE
 
 

@@ -21,7 +21,7 @@ def sentence(score: Score, plan: Mapping[str, Any] | None = None) -> str:
     """The score for people; ``plan`` (a plan object with fragmentation) adds what its moves would bring."""
     if not score.classes or score.idle_gpus <= 0:
         return "Nothing is idle, or nothing typical is missing: fragmentation is 0."
-    ranked = dict.fromkeys(_brief(c.label) for c in sorted(score.classes, key=lambda c: -c.weight))
+    ranked = dict.fromkeys(shape(c.label)[0] for c in sorted(score.classes, key=lambda c: -c.weight))
     shapes = "; ".join(list(ranked)[:3]) + ("; …" if len(ranked) > 3 else "")
     idle = f"{score.idle_gpus:,.0f}" if score.idle_gpus >= 10 else f"{score.idle_gpus:.1f}"
     if score.loss >= 0.995:
@@ -35,7 +35,7 @@ def sentence(score: Score, plan: Mapping[str, Any] | None = None) -> str:
         f"devices {more}."
     )
     causes = [
-        f"{round(share * 100)} points {CAUSE_WORDS.get(name, name)}"
+        f"{round(share * 100)} point{'' if round(share * 100) == 1 else 's'} {CAUSE_WORDS.get(name, name)}"
         for name, share in score.causes.items()
         if round(share * 100) >= 1
     ]
@@ -44,9 +44,23 @@ def sentence(score: Score, plan: Mapping[str, Any] | None = None) -> str:
     return text + _after(plan)
 
 
-def _brief(label: str) -> str:
-    """The part of a shape's label that speaks of devices: what it asks of the host is left out."""
-    return ", ".join(label.split(", ")[:2])
+def shape(label: str) -> tuple[str, str]:
+    """A shape's label in two parts for people: devices, host. "1 device, 0 cores, 10240 MiB, 2 CPU, 4096 MiB host" is
+    ("1 device: 10 GiB", "2 CPU, 4.0 GiB host"). Labels of another form come back whole."""
+    parts = label.split(", ")
+    if len(parts) < 3 or not parts[1].endswith(" cores") or not parts[2].endswith((" %", " MiB")):
+        return label, ""
+    cores, memory = parts[1].removesuffix(" cores"), _size(parts[2])
+    host = ", ".join(_size(part) for part in parts[3:])
+    if cores == "100" and memory == "100 %":
+        count, _, word = parts[0].partition(" ")
+        return f"{count} whole {word}", host
+    return f"{parts[0]}: {memory}" + (f", {cores} cores" if cores != "0" else ""), host
+
+
+def _size(part: str) -> str:
+    number, _, rest = part.partition(" MiB")
+    return f"{gib(int(number))}{rest}" if number.isdigit() and part != number else part
 
 
 def _after(plan: Mapping[str, Any] | None) -> str:

@@ -260,6 +260,10 @@ def test_counters_exist_at_zero_before_anything_happened() -> None:
         assert found[key] == 0, key
 
 
+def test_no_creation_times_are_exposed() -> None:
+    assert not [key for key in samples(Metrics(process=False)) if key[0].endswith("_created")]
+
+
 def test_a_known_policy_has_its_series_at_zero() -> None:
     metrics = Metrics(process=False)
     metrics.know_policy("p")
@@ -347,6 +351,8 @@ def test_pools() -> None:
     node = build_snapshot().nodes["gpu-node-01"]
     assert pool_of(node) == "NVIDIA A100-SXM4-80GB" and pool_of(replace(node, devices=())) == "none"
     assert pool_by_label("pool")(node) == pool_of(node)
+    hami = replace(node, devices=tuple(replace(d, model="NVIDIA-Tesla T4") for d in node.devices))
+    assert pool_of(hami) == "Tesla T4"
     assert pool_by_label("pool")(replace(node, labels={"pool": "blue"})) == "blue"
 
 

@@ -16,7 +16,7 @@ from defragd.web.app import create_app
 from defragd.web.cluster_view import build_view
 from defragd.web.draw import device_words, glance, graph, tone
 from defragd.web.plan_view import draw_plan, read_moves
-from defragd.web.wording import age, gib, percent, sentence, short
+from defragd.web.wording import age, gib, percent, sentence, shape, short
 from tests.support.web_world import NOW, WebWorld, build_plan, build_score, build_snapshot, build_world
 
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -371,10 +371,23 @@ def test_objects_are_shown_even_where_nothing_is_explained() -> None:
 )  # fmt: skip
 def test_the_sentence(loss: float, idle: float, want: str) -> None:
     score = Score(
-        loss, 0.2, 1, 1, idle, {"host": 0.2, "type": 0.001}, (ClassScore("1 device, 100 %, 4 CPU", 1.0, 1, 3),)
+        loss, 0.2, 1, 1, idle, {"host": 0.2, "type": 0.001}, (ClassScore("1 device, 50 cores, 50 %, 4 CPU", 1.0, 1, 3),)
     )
     text = sentence(score)
     assert want in text and "4 CPU" not in text and "device type" not in text
+
+
+@pytest.mark.parametrize(
+    ("label", "want"),
+    [
+        ("1 device, 0 cores, 10240 MiB, 0.5 CPU, 2048 MiB host", ("1 device: 10 GiB", "0.5 CPU, 2.0 GiB host")),
+        ("8 devices, 100 cores, 100 %, 96 CPU, 512 MiB host", ("8 whole devices", "96 CPU, 512 MiB host")),
+        ("1 device, 47 cores, 47 %, A30, 8 CPU", ("1 device: 47 %, 47 cores", "A30, 8 CPU")),
+        ("anything else", ("anything else", "")),
+    ],
+)
+def test_shapes_for_people(label: str, want: tuple[str, str]) -> None:
+    assert shape(label) == want
 
 
 def test_the_sentence_speaks_of_the_plan_only_when_it_has_moves() -> None:
