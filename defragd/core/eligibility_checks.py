@@ -28,7 +28,7 @@ VIRT_LABEL = "kubevirt.io"
 MIRROR = "kubernetes.io/config.mirror"
 """Annotation of the API server's image of a static pod."""
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
-"""A wide-spread way to say that a pod must not be evicted; "false" is obeyed like an opt-out of ours."""
+"""A wide-spread annotation: "false" is obeyed like an opt-out of ours, "true" gives up the data of local volumes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,8 @@ def _storage(case: Case) -> Eligibility | None:
     if case.wishes.allow:
         return None
     volumes, protect = case.pod.scheduling.volumes, case.rules.protect
-    if not protect.local_storage:
+    consent = case.pod.annotations.get(SAFE_TO_EVICT, "").strip().lower() == "true"
+    if not protect.local_storage and not consent:
         local = next((volume.kind for volume in volumes if volume.kind in LOCAL_KINDS), "")
         if local:
             return _never(Reason.LOCAL_STORAGE, f"it has a local volume ({local}) whose data would be lost")

@@ -113,6 +113,9 @@ def _read(path: Path, errors: list[Problem]) -> list[Document]:
             errors.append(Problem(str(path), 1, 1, "", f"larger than {MAX_BYTES // 2**20} MiB; this is no policy file"))
             return []
         text = path.read_text(encoding="utf-8-sig")
+        if path.suffix == ".json":
+            # JSON may be indented with tabs, YAML not; a JSON string cannot hold one, so places stay right.
+            text = text.replace("\t", " ")
     except UnicodeDecodeError as error:
         errors.append(Problem(str(path), 1, 1, "", f"is not UTF-8 text (byte {error.start})"))
         return []

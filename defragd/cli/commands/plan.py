@@ -114,6 +114,9 @@ def held_back(policy: LoadedPolicy, world: Snapshot, now: datetime, fragmentatio
         coming = next_starts(policy, now, 1)
         text = f", the next one is {coming[0].local.isoformat(timespec='minutes')}" if coming else ""
         notes.append(f"would not run now: no start of its schedule is due{text}")
+    budgets = policy.rules.budgets
+    if budgets.per_day is not None or budgets.per_workload.per_day is not None:
+        notes.append("limits per day count from nothing here: what was moved lately is known to the daemon only")
     verdict = evaluate(policy.trigger, world, fragmentation=fragmentation, now=now)
     notes += [f"would not run: {term.name}: {term.text}" for term in verdict.terms if not term.ok]
     return notes

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from defragd.core import annotations as ann
@@ -108,6 +108,7 @@ def test_next_open(text, now, opens):
     assert ann.parse_hours(text).next_open(datetime.fromisoformat(now)) == datetime.fromisoformat(opens)
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 1439),
     st.integers(1, 1440),
@@ -188,6 +189,7 @@ def test_start_limit_garbage(value):
         ann.parse_start_limit(value)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_no_text_whatsoever_makes_reading_fail(text):
     notes = dict.fromkeys(ann.KEYS, text)
@@ -196,6 +198,7 @@ def test_no_text_whatsoever_makes_reading_fail(text):
     assert said.broken  # no text is right for all four
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**8))
 def test_durations_survive_writing_and_reading(seconds):
     value = timedelta(seconds=seconds)

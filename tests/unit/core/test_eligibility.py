@@ -202,6 +202,14 @@ LET_GO = [
         "storage by policy",
         {"pod": with_volumes(Volume("hostPath")), "rules": Rules(protect=Protection(local_storage=True))},
     ),
+    (
+        "local data given up",
+        {
+            "pod": replace(
+                with_volumes(Volume("emptyDir")), annotations={"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
+            )
+        },
+    ),
     ("claim by default", {"pod": with_volumes(Volume("claim", "data"))}),
     ("not ready in a drain", {"pod": replace(POD, ready=False), "drain": True}),
     ("cooldown in a drain", {"last_moved": {"Deployment/team/a": NOW}, "drain": True}),

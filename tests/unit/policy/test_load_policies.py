@@ -247,7 +247,7 @@ def test_aliases_and_merge_keys_work_and_keep_their_places(context):
 def test_directories_files_and_names(context, tmp_path):
     (tmp_path / "b.yaml").write_text(HEAD)
     (tmp_path / "a.yml").write_text(HEAD.replace("name: p", "name: z") + "---\n" + HEAD)
-    (tmp_path / "c.json").write_text(json.dumps(yaml.safe_load(HEAD.replace("name: p", "name: j"))))
+    (tmp_path / "c.json").write_text(json.dumps(yaml.safe_load(HEAD.replace("name: p", "name: j")), indent="\t"))
     (tmp_path / "map.yaml").write_text("apiVersion: v1\nkind: ConfigMap\n")
     (tmp_path / ".hidden.yaml").write_text("?")
     (tmp_path / "notes.txt").write_text("?")
