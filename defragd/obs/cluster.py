@@ -184,11 +184,14 @@ def _scores(reading: Reading, pool_label: Bounded, shape_label: Bounded) -> Iter
 
 
 def _recoverable(runs: Sequence[Run]) -> float:
-    """L before minus L after of the newest plan; 0 without one."""
+    """L before minus L after of the newest plan; 0 without one or when it was carried out."""
     dated = [run for run in runs if run.created and run.plan.get("fragmentation")]
     if not dated:
         return 0.0
-    frag = max(dated, key=lambda run: run.created.timestamp() if run.created else 0.0).plan["fragmentation"]
+    newest = max(dated, key=lambda run: run.created.timestamp() if run.created else 0.0)
+    if newest.phase not in (RunPhase.PLANNED, RunPhase.AWAITING_APPROVAL):
+        return 0.0
+    frag = newest.plan["fragmentation"]
     try:
         return max(0.0, float(frag["before"]["L"]) - float(frag["after"]["L"]))
     except (KeyError, TypeError, ValueError):

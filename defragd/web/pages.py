@@ -9,7 +9,7 @@ from urllib.parse import quote
 from flask import Blueprint, Response, render_template, request
 
 from defragd import __version__
-from defragd.core.run import Run
+from defragd.core.run import MoveState, Run, RunPhase
 from defragd.web import draw
 from defragd.web.actions import Actions
 from defragd.web.api import created_key, explain
@@ -27,6 +27,8 @@ NODES_PER_PAGE = 60
 ROWS_PER_PAGE = 100
 SHAPES = 12
 PLAN_NODES = 40
+OPEN_PLANS = frozenset({RunPhase.PLANNED, RunPhase.AWAITING_APPROVAL})
+"""Runs whose plan still tells what moves would bring; others were carried out, wholly or in part."""
 
 TONES = {
     "good": {"Completed", "Done", "Planned", "Held", "Auto"},
@@ -110,7 +112,8 @@ def _overview(pages: Blueprint, deps: ApiDeps, views: ViewCache) -> None:
     def overview() -> Response:
         view, score = views.get(), deps.score()
         runs = newest_first(list(deps.runs.list()))
-        plan = next((run.plan for run in runs if run.plan), None)
+        newest = next((run for run in runs if run.plan), None)
+        plan = newest.plan if newest is not None and newest.phase in OPEN_PLANS else None
         starts = [(s.utc, policy, s) for policy in deps.policies() for s in policy.next_starts if s.allowed]
         return show(
             deps,
@@ -218,6 +221,7 @@ def _plans(pages: Blueprint, deps: ApiDeps, views: ViewCache) -> None:
     def _picture(run: Run, view: ClusterView) -> dict[str, Any]:
         moves = read_moves(run.plan)
         picture = draw_plan(view.snapshot, moves, deps.pools)
+        done = {move.id for move in run.moves if move.state is MoveState.DONE}
         number = _page_number()
         part = slice((number - 1) * PLAN_NODES, number * PLAN_NODES)
         return {
@@ -227,6 +231,7 @@ def _plans(pages: Blueprint, deps: ApiDeps, views: ViewCache) -> None:
             "number": number,
             "last": max(1, -(-len(picture.before) // PLAN_NODES)),
             "states": {move.id: str(move.state) for move in run.moves},
+            "done": sum(1 for m in picture.left_out if m.id in done),
         }
 
 

@@ -309,8 +309,15 @@ def test_the_cluster_is_told_in_gauges_of_one_moment() -> None:
     assert found[("defragd_moves_in_flight", ("policy", "nightly-consolidation"))] == 1
     assert found[("defragd_watch_synced", ("resource", "nodes"))] == 0
     assert found[("defragd_pods_pending",)] == 1 and found[("defragd_leader",)] == 1
-    assert found[("defragd_fragmentation_recoverable_ratio",)] == pytest.approx(0.15)
+    assert found[("defragd_fragmentation_recoverable_ratio",)] == 0, "the newest plan is being carried out"
     assert found[("defragd_certificate_expiry_timestamp_seconds",)] == 1.8e9
+
+
+def test_recoverable_is_what_the_newest_open_plan_would_bring() -> None:
+    metrics, now = Metrics(process=False), reading()
+    waiting = replace(now, runs=[run for run in now.runs if run.phase != "Running"])
+    metrics.watch_cluster(lambda: waiting)
+    assert samples(metrics)[("defragd_fragmentation_recoverable_ratio",)] == pytest.approx(0.15)
 
 
 def test_figures_of_changed_nodes_are_computed_again() -> None:

@@ -137,11 +137,18 @@ def test_pictures_and_inputs_have_words(shared: WebWorld, path: str) -> None:
 def test_overview_says_how_it_stands(shared: WebWorld) -> None:
     text = get(shared, "/")
     for words in (
-        "0.56", "could take 2.3 times as many", "13 points device shape", "moves would bring it to 0.41",
+        "0.56", "could take 2.3 times as many", "13 points device shape",
         "nightly-consolidation", "in 3h", shared.leader.identity, "bigtrain-000-x9999", "AwaitingApproval",
         "broken edit", "BreakerOpen", "Node/gpu-node-77", "50% of 1 GPU", "NVIDIA L40S",
     ):  # fmt: skip
         assert words in text, words
+
+
+def test_overview_speaks_of_a_plan_only_while_it_is_open() -> None:
+    world = build_world()
+    assert "would bring it to" not in get(world, "/") and "After plan" not in get(world, "/")
+    world.runs.items = [run for run in world.runs.items if run.phase is not RunPhase.RUNNING]
+    assert "5 moves would bring it to 0.41" in get(world, "/") and "After plan" in get(world, "/")
 
 
 def test_overview_shouts_when_not_ready() -> None:
@@ -200,7 +207,9 @@ def test_moves_that_no_longer_fit_the_cluster_are_left_out_and_said() -> None:
     assert picture.left_out == (moves[0], replace(moves[1], uid="other"))
     world = build_world()
     world.reader.world = world.reader.world.with_pods({moves[0].pod: None})
-    assert "1 of 5 moves are not drawn" in get(world, "/plans/nightly-consolidation-3")
+    text = get(world, "/plans/nightly-consolidation-3")
+    assert "1 of 5 moves are done" in text and "are not drawn" not in text
+    assert "1 of 5 moves are not drawn" in get(world, "/plans/weekly-drain-1")
 
 
 def test_broken_moves_in_a_stored_plan_do_not_break_pages() -> None:
