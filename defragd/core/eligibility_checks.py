@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from defragd.core.annotations import Wishes
 from defragd.core.duration import format_duration
 from defragd.core.gangs import gang_of
-from defragd.core.model import Pod, Workload
+from defragd.core.model import EMPTY, Pod, Workload
 from defragd.core.pdb import budgets_of
 from defragd.core.reasons import Reason
 from defragd.core.rules import Rules
@@ -25,6 +25,9 @@ RECREATING_KINDS = frozenset({"ReplicaSet", "StatefulSet", "ReplicationControlle
 """Built-in owners whose absence from a list that has others of their kind means that they are gone."""
 LOCAL_KINDS = frozenset({"emptyDir", "hostPath", "ephemeral"})
 VIRT_LABEL = "kubevirt.io"
+WEBHOOK_LABEL = "hami.io/webhook"
+"""On a pod or namespace; "ignore" keeps HAMi's webhook and ours away."""
+SYSTEM_NAMESPACE = "kube-system"
 MIRROR = "kubernetes.io/config.mirror"
 """Annotation of the API server's image of a static pod."""
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
@@ -98,6 +101,18 @@ def _owner(case: Case) -> Eligibility | None:
     return None
 
 
+def _unseen(case: Case) -> Eligibility | None:
+    """Pods whose replacement our webhook would never see, so that nothing could pin it."""
+    pod = case.pod
+    if pod.labels.get(WEBHOOK_LABEL) == "ignore":
+        return _never(Reason.NOT_HAMI, f"label {WEBHOOK_LABEL}: ignore keeps webhooks away, so nothing could pin it")
+    if case.snapshot.namespace_labels.get(pod.namespace, EMPTY).get(WEBHOOK_LABEL) == "ignore":
+        return _never(Reason.NOT_HAMI, f"namespace {pod.namespace} has label {WEBHOOK_LABEL}: ignore")
+    if pod.namespace == SYSTEM_NAMESPACE:
+        return _never(Reason.NAMESPACE_EXCLUDED, f"webhooks never see pods of {SYSTEM_NAMESPACE}")
+    return None
+
+
 def _books(case: Case) -> Eligibility | None:
     pod = case.pod
     if pod.scheduler and pod.scheduler != HAMI_SCHEDULER:
@@ -110,6 +125,8 @@ def _books(case: Case) -> Eligibility | None:
         return _never(Reason.UNREADABLE_ALLOCATION, pod.problem)
     if not pod.node:
         return _not_now(Reason.NOT_BOUND, "the pod is not bound to a node yet")
+    if pod.phase == "Pending" and pod.bind_phase == "allocating":
+        return _not_now(Reason.NOT_BOUND, "HAMi is binding the pod at this moment")
     if not pod.allocations and not pod.mig:
         return _never(Reason.UNREADABLE_ALLOCATION, "the pod asks for devices, but no allocation is recorded on it")
     if pod.booked_node and pod.booked_node != pod.node:
@@ -342,6 +359,7 @@ def _iso(when: datetime) -> str:
 CHECKS = (
     _state,
     _owner,
+    _unseen,
     _books,
     _said,
     _scope,

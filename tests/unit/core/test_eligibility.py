@@ -99,6 +99,20 @@ STOPPED = [
         Reason.UNREADABLE_ALLOCATION,
         NEVER,
     ),
+    ("binding", {"pod": replace(POD, phase="Pending", bind_phase="allocating")}, Reason.NOT_BOUND, NOT_NOW),
+    ("no webhook", {"pod": replace(POD, labels={"hami.io/webhook": "ignore"})}, Reason.NOT_HAMI, NEVER),
+    (
+        "no webhook in its namespace",
+        {"snapshot": {"namespace_labels": {"team": {"hami.io/webhook": "ignore"}}}},
+        Reason.NOT_HAMI,
+        NEVER,
+    ),
+    (
+        "system",
+        {"pod": replace(POD, namespace="kube-system"), "rules": Rules(scope=Scope(namespaces_exclude=()))},
+        Reason.NAMESPACE_EXCLUDED,
+        NEVER,
+    ),
     ("unbound", {"pod": replace(POD, node="")}, Reason.NOT_BOUND, NOT_NOW),
     ("opt-out", {"pod": replace(POD, annotations={"defragd.io/do-not-move": "true"})}, Reason.OPTED_OUT, NEVER),
     (
