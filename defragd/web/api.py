@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +15,7 @@ from defragd.web.actions import Actions
 from defragd.web.cluster_view import ViewCache
 from defragd.web.deps import ApiDeps
 from defragd.web.openapi import document
-from defragd.web.paging import page, respond
+from defragd.web.paging import page, read_number, respond
 from defragd.web.problems import Problem
 from defragd.web.resources import (
     fragmentation_json,
@@ -32,6 +33,9 @@ from defragd.web.security import FORM_TYPES, refuse_cross_site
 
 PREFIX = "/api/v1"
 MAX_PROBLEMS = 200
+MAX_WAITERS = 3
+"""Long polls that may hold a worker thread at a time; a further one is answered at once."""
+MAX_WAIT_SECONDS = 25
 
 
 def build_api(deps: ApiDeps, views: ViewCache, actions: Actions) -> Blueprint:
@@ -87,6 +91,20 @@ def _cluster(api: Blueprint, deps: ApiDeps, views: ViewCache) -> None:
         tag_free = {key: value for key, value in body.items() if key != "ageSeconds"}
         as_of = {"time": stamp(view.as_of), "ageSeconds": body["ageSeconds"]}
         return respond(request, {**tag_free, "asOf": as_of})
+
+    waiters = threading.BoundedSemaphore(MAX_WAITERS)
+
+    @api.get(f"{PREFIX}/changes")
+    def changes() -> Response:
+        after = read_number(request, "after", 0, 2**63)
+        patience = read_number(request, "timeout", 0, MAX_WAIT_SECONDS)
+        version = deps.reader.version()
+        if version <= after and patience and waiters.acquire(blocking=False):
+            try:
+                version = deps.reader.wait(after, float(patience))
+            finally:
+                waiters.release()
+        return respond(request, {"version": version, "changed": version > after, "asOf": _as_of(deps)})
 
     @api.get(f"{PREFIX}/settings")
     def settings() -> Response:

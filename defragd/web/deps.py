@@ -129,7 +129,7 @@ class ApiDeps:
     live, ready: health checks by name; ready ones also are what /readyz lists.
     authorize: may this user do this? Default: nobody.
     authorize_read: guards API and UI reads when given (health and metrics stay open); None = open.
-    settings: the effective configuration without secrets, shown on the overview and under /api/v1/settings.
+    settings: the effective configuration without secrets, served under /api/v1/settings.
     events: audit trail of writes as Kubernetes Events; hook: request counts and faults.
     pools: which pool a node belongs to.
     token_field: the UI's forms ask for a bearer token (for set-ups where no proxy authenticates the browser).

@@ -151,6 +151,7 @@ def _schemas() -> Json:
             problems=arrays(record(object=STRING, reason=STRING, detail=STRING)), problemCount=INT,
             nodes=arrays(ref("Node")), nextPageToken=TEXT_OR_NULL,
         ),
+        "Changes": record("Newest version of what the daemon sees.", version=INT, changed=BOOL, asOf=TIME),
         "Settings": record(settings=ANY, asOf=TIME),
         "Explanation": {**ANY, "description": "Why (not) movable, drainable, a target; fields depend on the kind."},
     }  # fmt: skip
@@ -210,6 +211,11 @@ def _paths() -> Json:
     plan_page, run_page = envelope(ref("Plan")), envelope(ref("Run"))
     found = [_query("pool", "Of this pool only."), _query("q", "Name of a node, device or pod contains this.")]
     places = [_query("namespace", "Of this namespace only."), _query("phase", "In this phase only.")]
+    number = {"type": "integer", "minimum": 0}
+    waits = [
+        _query("after", "Version already seen.", number),
+        _query("timeout", "Seconds to wait, at most 25.", number),
+    ]
     explain, one, faults = ref("Explanation"), [_path("name")], (400, 404, 501, 503)
     return {
         f"{v1}/cluster-info": _get("clusterInfo", "Nodes, devices, health, usage, fragmentation.", ref("ClusterInfo"),
@@ -234,6 +240,8 @@ def _paths() -> Json:
                                             parameters=[*one, policy]),
         f"{v1}/explain/device/{{uuid}}": _get("explainDevice", "What holds it, why (not) drainable.", explain, *faults,
                                               parameters=[_path("uuid"), policy]),
+        f"{v1}/changes": _get("changes", "Waits for a version newer than after (long poll).", ref("Changes"), 400,
+                              parameters=waits),
         f"{v1}/settings": _get("settings", "Effective configuration without secrets.", ref("Settings")),
         "/openapi.json": _get("openapi", "This document.", {"type": "object"}),
         "/livez": _text("livez", "Loops beat; ?verbose lists the checks.", "200", "503"),

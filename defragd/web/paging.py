@@ -29,6 +29,16 @@ def read_limit(request: Request, default: int = DEFAULT_LIMIT) -> int:
     return int(text)
 
 
+def read_number(request: Request, name: str, default: int, most: int) -> int:
+    """A whole number of the query, 0..``most``. Raises Problem 400."""
+    text = request.args.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and int(text[:20]) <= most):
+        raise Problem(400, f"{name}={text[:40]!r}: want a whole number from 0 to {most}", reason="BadNumber")
+    return int(text[:20])
+
+
 def encode_token(key: str) -> str:
     return base64.urlsafe_b64encode(b"1:" + key.encode()).decode().rstrip("=")
 

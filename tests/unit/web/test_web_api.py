@@ -23,7 +23,8 @@ LISTS = ["placements", "policies", "plans", "runs"]
 GETS = [
     "/api/v1/cluster-info", "/api/v1/placements", "/api/v1/placements/ads/run-3-m1", "/api/v1/policies",
     "/api/v1/policies/weekly-drain", "/api/v1/plans", "/api/v1/plans/nightly-consolidation-3", "/api/v1/runs",
-    "/api/v1/runs/nightly-consolidation-3", "/api/v1/settings", "/api/v1/explain/pod/ads/embed-000-x0000",
+    "/api/v1/runs/nightly-consolidation-3", "/api/v1/settings", "/api/v1/changes",
+    "/api/v1/explain/pod/ads/embed-000-x0000",
     "/api/v1/explain/node/gpu-node-01", "/api/v1/explain/device/GPU-00000000-5d1b-4c1e-9b7d-0f1e2d3c4b5a",
     "/openapi.json",
 ]  # fmt: skip
@@ -249,6 +250,27 @@ def test_explain_answers_by_the_code_that_plans(world: WebWorld) -> None:
     assert device["asTarget"]["reason"] == "DeviceUnhealthy"
     body = problem(c.get("/api/v1/explain/node/gpu-node-06?policy=nope"), 400, "BadRequest")
     assert "nope" in body["detail"]
+
+
+def test_changes_waits_for_a_newer_version_and_never_holds_all_workers() -> None:
+    world = build_world()
+    app = create_app(world.deps)
+    asked = []
+
+    def wait(after: int, timeout: float) -> int:
+        asked.append((after, timeout))
+        if len(asked) < 4:  # while these wait, others ask
+            assert app.test_client().get("/api/v1/changes?after=1&timeout=9").status_code == 200
+        return after + 1
+
+    world.reader.wait = wait
+    body = json.loads(app.test_client().get("/api/v1/changes?after=1&timeout=9").data)
+    assert body["version"] == 2 and body["changed"] is True
+    assert asked == [(1, 9.0)] * 3
+    assert json.loads(app.test_client().get("/api/v1/changes?after=0&timeout=9").data)["version"] == 1
+    assert json.loads(app.test_client().get("/api/v1/changes?after=5").data)["changed"] is False
+    for bad in ("after=x", "after=-1", "timeout=26", "timeout=1e3", "after=" + "9" * 40):
+        problem(app.test_client().get(f"/api/v1/changes?{bad}"), 400, "BadNumber")
 
 
 # -- writes ----------------------------------------------------------------------------------------------------------
