@@ -222,7 +222,7 @@ class CertKeeper:
             wanted = webhook_config.desired(self._url, bundle, namespaces=namespaces, conditions=self._conditions)
             if webhook_config.agrees(config, wanted):
                 return True
-            result = webhook_config.apply(self._client, wanted, there=config is not None)
+            result = webhook_config.put_right(self._client, wanted, config)
         elif config is None:
             name = webhook_config.NAME
             self._hook(

@@ -6,6 +6,7 @@ seen at once, at most four times a second, and renews every 5 s. The others' lea
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -57,6 +58,7 @@ class KubeHeartbeats:
         self._seen = 0
         self._written = -1
         self._serving = False
+        self._buries = True
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -139,7 +141,12 @@ class KubeHeartbeats:
         if self._thread is not None:
             self._thread.join(5.0)
         self._reflector.join(2.0)
-        delete_lease(self._client, self._namespace, self._name)
+        result = delete_lease(self._client, self._namespace, self._name)
+        if result.outcome is Outcome.REFUSED:
+            # Without the right to delete, an empty holder says the same.
+            self._serving, self.identity = False, ""
+            with contextlib.suppress(DefragError):
+                self._beat()
 
     # -- loop -----------------------------------------------------------------------------------------------------
 
@@ -148,7 +155,8 @@ class KubeHeartbeats:
             began = time.monotonic()
             try:
                 self._beat()
-                self._bury()
+                if self._buries:
+                    self._bury()
             except DefragError as err:
                 self._hook("heartbeat.trouble", {"reason": str(err)})
             self._stopping.wait(FASTEST)
@@ -197,7 +205,9 @@ class KubeHeartbeats:
             revision = lease.metadata.resource_version
             result = delete_lease(self._client, self._namespace, lease.metadata.name, revision=revision)
             if result.outcome is Outcome.REFUSED:
-                self._hook("heartbeat.trouble", {"reason": result.message})
+                self._buries = False
+                self._hook("heartbeat.trouble", {"reason": f"leases of dead replicas stay: {result.message}"})
+                return
 
 
 def lease_name(identity: str) -> str:

@@ -21,7 +21,6 @@ HOOK_NAME = "hold.scheduling.hami.placement.com"
 PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 FIELD_MANAGER = "defragd"
 APPLY_PATCH = "application/apply-patch+yaml"
-MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 CONDITIONS_SINCE = (1, 28)
 
@@ -112,16 +111,25 @@ def agrees(config: ConfigWire | None, wanted: dict[str, Any]) -> bool:
     )
 
 
-def apply(client: Client, wanted: dict[str, Any], *, there: bool) -> Written:
-    """Create or correct the whole object. An apply names the object in its URL, so rights on this one name suffice.
+def put_right(client: Client, wanted: dict[str, Any], present: ConfigWire | None) -> Written:
+    """Create the object, or replace exactly the version that was read, whoever made it (409: somebody was faster).
 
-    One that is ``there`` may be the chart's, with a Service where we want a URL: an apply would merge the two into an
-    object that the API server refuses, a merge patch replaces the list of hooks.
+    It is created by an apply, which names the object in its URL: so rights on this one name suffice.
     """
-    query = {"fieldManager": FIELD_MANAGER}
-    if there:
-        return client.write("PATCH", f"{PATH}/{NAME}", wanted, content_type=MERGE_PATCH, query=query)
-    return client.write("PATCH", f"{PATH}/{NAME}", wanted, content_type=APPLY_PATCH, query={**query, "force": "true"})
+    if present is None:
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        return client.write("PATCH", f"{PATH}/{NAME}", wanted, content_type=APPLY_PATCH, query=query)
+    meta = present.metadata
+    body = {
+        **wanted,
+        "metadata": {
+            "name": NAME,
+            "resourceVersion": meta.resource_version,
+            "labels": {**(meta.labels or {}), **wanted["metadata"]["labels"]},
+            "annotations": meta.annotations or {},
+        },
+    }
+    return client.write("PUT", f"{PATH}/{NAME}", body, query={"fieldManager": FIELD_MANAGER})
 
 
 def patch_bundle(client: Client, config: ConfigWire, bundle: bytes) -> Written:

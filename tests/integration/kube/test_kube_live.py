@@ -335,6 +335,7 @@ class Hook:
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
+        self.thread: threading.Thread | None = None
         self.port = self.server.server_address[1]
 
     def swap(self, pair: ServingPair) -> None:
@@ -344,10 +345,12 @@ class Hook:
 
     def start(self) -> None:
         self.server.socket = self.context.wrap_socket(self.server.socket, server_side=True)
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
+        self.thread.start()
 
     def stop(self) -> None:
-        self.server.shutdown()
+        if self.thread is not None:
+            self.server.shutdown()
         self.server.server_close()
 
 
@@ -394,6 +397,10 @@ def test_the_api_server_calls_us_with_our_certificate_under_rights_on_one_name_o
         cluster.api.patch(path, patch, webhook_config.STRATEGIC_PATCH)
         wait_for(lambda: cluster.api.get(path)["webhooks"][0]["timeoutSeconds"] == 2, 10, "put right again")
         wait_for(lambda: all(k.ready() for k in keepers), 10)
+        service = {"service": {"name": "s", "namespace": "kube-system"}, "url": None}
+        patch = {"webhooks": [{"name": webhook_config.HOOK_NAME, "clientConfig": service}]}
+        cluster.api.patch(path, patch, webhook_config.STRATEGIC_PATCH)
+        wait_for(lambda: cluster.api.get(path)["webhooks"][0]["clientConfig"].get("url") == url, 10, "ours again")
         before = keepers[0].pair()
         cluster.api.delete("/api/v1/namespaces/kube-system/secrets/gpu-descheduler-webhook-tls")
         wait_for(lambda: all(k.ready() and k.pair() != before for k in keepers), 15, "a new authority")

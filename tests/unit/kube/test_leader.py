@@ -203,6 +203,20 @@ def test_a_clock_that_is_a_minute_off_does_not_make_a_replica_dead(api, tmp_path
         one.stop()
 
 
+def test_without_the_right_to_delete_a_lease_is_emptied(api, tmp_path):
+    told = []
+    one = beats(api, tmp_path, "pod-1")
+    two = beats(api, tmp_path, "pod-2", hook=lambda e, f: told.append(e))
+    try:
+        api.wait(lambda: [b.identity for b in one.others()] == ["pod-2"])
+        api.answer("DELETE", f"/apis/coordination.k8s.io/v1/namespaces/gpu/leases/{lease_name('pod-2')}", 403, {})
+        two.stop()
+        assert api.objects[LEASES][f"gpu/{lease_name('pod-2')}"]["spec"]["holderIdentity"] == ""
+        api.wait(lambda: list(one.others()) == [])
+    finally:
+        one.stop()
+
+
 def test_names_of_leases():
     assert lease_name("Pod_A.1") == "gpu-descheduler-pod-a.1"
     assert len(lease_name("x" * 300)) <= 253
