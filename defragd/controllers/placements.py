@@ -18,6 +18,7 @@ from defragd.core.gating import release_patch
 from defragd.core.model import Pod
 from defragd.core.placement import KIND, POLICY_LABEL, Placement, PlacementStatus, Step
 from defragd.core.placement_answers import learn
+from defragd.core.placement_pin import uuid_lists
 from defragd.core.placement_steering import held_devices, steering
 from defragd.core.placement_world import Action, Emit, Evict, Memory, PatchPod, Tuning, World, arrivals
 from defragd.core.progress import step
@@ -272,7 +273,9 @@ class PlacementController:
     def _surplus_patch(self, pod: Pod, held: Mapping[str, str]) -> dict[str, Any]:
         patch = release_patch(pod)
         wanted = {uuid: word for uuid, word in held.items() if any(r.vendor == word for r in pod.requests)}
-        patch["metadata"]["annotations"] |= steering(pod.annotations, wanted, self._vendors)
+        patch["metadata"]["annotations"] |= steering(
+            {**pod.annotations, **uuid_lists(pod, self._vendors)}, wanted, self._vendors
+        )
         return patch
 
     # -- telling --------------------------------------------------------------------------------------------------

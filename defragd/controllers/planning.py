@@ -12,9 +12,10 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
+from defragd.core.breaker import STATE, digest, judge, keeps
 from defragd.core.mix import given_mix
 from defragd.core.model import EMPTY
 from defragd.core.pdb import YES, Permit
@@ -23,7 +24,7 @@ from defragd.core.plan_json import plan_to_json
 from defragd.core.reasons import Reason
 from defragd.core.rules import Rules
 from defragd.core.run import Run, RunMove, RunPhase
-from defragd.core.run_moves import moves_of
+from defragd.core.run_moves import moves_lately
 from defragd.core.score import score
 from defragd.core.snapshot import Snapshot
 from defragd.core.vendor import Vendor
@@ -36,7 +37,6 @@ MAX_AGE_SECONDS = 90.0
 KEEP_WITH_MOVES = 20
 """Run records kept per policy; those without a move only as long as they are among the last few."""
 KEEP_EMPTY = 5
-DAY = timedelta(days=1)
 BUSY = frozenset({RunPhase.RUNNING, RunPhase.PAUSED})
 
 
@@ -93,6 +93,8 @@ class Planning:
         self._namespace = namespace
         self._max_age = max_age_seconds
         self._lock = threading.Lock()
+        self._open: set[str] = set()
+        """Policies whose breaker was open at the last look."""
 
     def plan_policy(
         self, job: Job, *, mode: str | None = None, trigger: str = "schedule", scheduled_for: datetime | None = None
@@ -121,6 +123,13 @@ class Planning:
         held = self._held_back(job, draft, snapshot, runs)
         if not held.ok:
             return self._record(replace(draft, plan={"policy": job.name, "strategy": job.strategy, "moves": []}), held)
+        draft = replace(draft, annotations={STATE: digest(snapshot)})
+        held = judge(runs, job.name, draft.annotations[STATE], now) if mode != "DryRun" else YES
+        self._tell_breaker(job.name, held)
+        if not held.ok:
+            empty = {"policy": job.name, "strategy": job.strategy, "moves": []}
+            kept = draft.annotations if held.cap == "opened" else {}
+            return self._record(replace(draft, plan=empty, annotations=kept), held, phase=RunPhase.ABORTED)
         request = self._request(job, snapshot, runs, now)
         began = self._clock.monotonic()
         try:
@@ -143,6 +152,12 @@ class Planning:
             },
         )
         return self._record(_planned(draft, reply))
+
+    def _tell_breaker(self, policy: str, held: Permit) -> None:
+        """Said when it opens, while it is open, and once when it has closed."""
+        if not held.ok or policy in self._open:
+            self._hook("breaker", {"policy": policy, "open": not held.ok, "reason": held.detail, "level": "warning"})
+        (self._open.discard if held.ok else self._open.add)(policy)
 
     def _fresh(self) -> Snapshot:
         if not self._leadership.is_leader():
@@ -212,7 +227,8 @@ class Planning:
         ended = [r for r in self._runs.list() if r.policy == latest.policy and r.ended and r.name != latest.name]
         ended.sort(key=lambda r: (r.created.isoformat() if r.created else "", r.name), reverse=True)
         moving = [r for r in ended if r.plan.get("moves")]
-        empty = [r for r in ended if not r.plan.get("moves")]
+        now = self._clock.now()
+        empty = [r for r in ended if not r.plan.get("moves") and not keeps(r, now)]
         for old in moving[KEEP_WITH_MOVES - 1 :] + empty[KEEP_EMPTY - 1 :]:
             self._runs.delete(old)
 
@@ -235,22 +251,3 @@ def run_name(policy: str, at: datetime) -> str:
     """At most 50 characters: placements and labels are named after it."""
     stem = re.sub(r"[^a-z0-9-]+", "-", policy.lower()).strip("-")[:36].rstrip("-") or "policy"
     return f"{stem}-{at:%y%m%d-%H%M%S}"
-
-
-def moves_lately(runs: Sequence[Run], now: datetime) -> tuple[dict[str, int], dict[str, datetime]]:
-    """Moves of the last 24 h per workload, and when each workload's latest move ended (for the cooldown)."""
-    count: dict[str, int] = {}
-    last: dict[str, datetime] = {}
-    for run in runs:
-        plan = moves_of(run)
-        for state in run.moves:
-            move = plan.get(state.id)
-            if move is None or state.started is None or not state.placement:
-                continue
-            workload = move.workload or move.pod
-            if now - state.started < DAY:
-                count[workload] = count.get(workload, 0) + 1
-            ended = state.finished or state.started
-            if workload not in last or last[workload] < ended:
-                last[workload] = ended
-    return count, last

@@ -133,11 +133,11 @@ class Books:
                 return permit
         last = self._last.get(claim.workload)
         if last is not None and now - last < self.budgets.spacing:
-            wait = (self.budgets.spacing - (now - last)).total_seconds()
+            until = last + self.budgets.spacing
             return Permit(
                 False,
                 Reason.OVER_BUDGET,
-                f"{claim.workload} was moved a moment ago; its next move may start in {wait:.0f} s",
+                f"{claim.workload} was moved a moment ago; its next move may start at {until:%H:%M:%S} UTC",
                 "budgets.spacing",
             )
         if self.budgets.rate is not None:

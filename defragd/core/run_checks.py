@@ -15,7 +15,7 @@ from defragd.core.eligibility import NOT_NOW, eligible
 from defragd.core.fit import fit_pod
 from defragd.core.kube_fit import kube_fit
 from defragd.core.mix import given_mix
-from defragd.core.model import Pod
+from defragd.core.model import EMPTY, Pod
 from defragd.core.plan import Move, Score
 from defragd.core.reasons import Reason
 from defragd.core.rules import Rules
@@ -59,9 +59,11 @@ def recheck(
     drain: bool = False,
     leaving: frozenset[str] = frozenset(),
     unsettled: bool = False,
+    last_moved: Mapping[str, datetime] = EMPTY,
 ) -> Check:
     """``leaving``: pods of the same co-evicted group. ``unsettled``: other moves are under way, so a place that is
-    taken now may come free. Budgets and disruption budgets are asked apart from this."""
+    taken now may come free. ``last_moved``: by other runs (the cooldown does not part moves of one run). Budgets and
+    disruption budgets are asked apart from this."""
     pod = snapshot.pods.get(move.pod)
     if pod is None or not pod.live:
         return _drop(Reason.POD_UNKNOWN, f"{move.pod} is gone")
@@ -71,7 +73,7 @@ def recheck(
         return _drop(Reason.TERMINATING, f"{move.pod} is terminating already")
     if pod.node != move.source.node or set(pod.devices) != set(move.source.devices):
         return _drop(Reason.POD_CHANGED, f"{move.pod} is no longer on {move.source.node} with the planned devices")
-    may = eligible(snapshot, pod, rules, now, drain=drain, vendors=vendors, whole_gangs=True)
+    may = eligible(snapshot, pod, rules, now, drain=drain, vendors=vendors, whole_gangs=True, last_moved=last_moved)
     if not may.ok:
         soon = may.kind == NOT_NOW and may.until is not None and may.until - now <= WORTH_WAITING
         return (_wait if soon else _drop)(may.reason or Reason.OUT_OF_SCOPE, may.detail)

@@ -31,6 +31,7 @@ from defragd.core.run import MoveState, Run, RunMove
 ENDED_MOVES = frozenset({MoveState.DONE, MoveState.FAILED, MoveState.REFUSED, MoveState.DROPPED})
 LOST_MOVES = frozenset({MoveState.FAILED, MoveState.REFUSED, MoveState.DROPPED})
 
+DAY = timedelta(days=1)
 UNSEEN = timedelta(seconds=20)
 """A placement that we created but that no watch has shown for so long was never created: the move waits again."""
 
@@ -187,3 +188,22 @@ def foreign_entries(placements: Iterable[Placement], pods: Mapping[str, Pod], *,
             )
         )
     return found
+
+
+def moves_lately(runs: Iterable[Run], now: datetime) -> tuple[dict[str, int], dict[str, datetime]]:
+    """Moves of the last 24 h per workload, and when each workload's latest move ended (for the cooldown)."""
+    count: dict[str, int] = {}
+    last: dict[str, datetime] = {}
+    for run in runs:
+        plan = moves_of(run)
+        for state in run.moves:
+            move = plan.get(state.id)
+            if move is None or state.started is None or not state.placement:
+                continue
+            workload = move.workload or move.pod
+            if now - state.started < DAY:
+                count[workload] = count.get(workload, 0) + 1
+            ended = state.finished or state.started
+            if workload not in last or last[workload] < ended:
+                last[workload] = ended
+    return count, last

@@ -74,7 +74,9 @@ def advance(
         return RunDecision(_given_up(run, starter, now))
     if all(state.state in ENDED_MOVES for state in run.moves):
         return RunDecision(_finished(run, snapshot, now))
-    return RunDecision(_with(run, RunPhase.RUNNING, "", _progress(run)), tuple(created), starter.waiting)
+    flying = any(s.state is MoveState.IN_FLIGHT for s in run.moves)
+    why = f"; waits: {starter.waiting}" if starter.waiting and not flying else ""
+    return RunDecision(_with(run, RunPhase.RUNNING, "", _progress(run) + why), tuple(created), starter.waiting)
 
 
 # -- phases ---------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from defragd.core.run_moves import (
     claim_of,
     entries_of,
     foreign_entries,
+    moves_lately,
     moves_of,
     placement_for,
 )
@@ -68,6 +69,7 @@ class Starter:
         self.waiting = self.reason = ""
         self._examined = False
         self._known: dict[str, Check] = {}
+        self._last_moved = moves_lately((r for r in around.runs if r.name != run.name), now)[1]
         self.books = self._books(placements)
         self.ledger = Ledger.of(snapshot)
         self.floor = Floor.of(snapshot, self.ledger)
@@ -217,6 +219,7 @@ class Starter:
             drain=self.around.drain,
             leaving=frozenset(m.pod for m in batch),
             unsettled=flying,
+            last_moved=self._last_moved,
         )
         return found
 

@@ -37,9 +37,10 @@ from defragd.web.app import create_app
 from defragd.web.deps import Denied, User, WriteRequest
 from defragd.web.serve import Server
 
-SPEED = 2.0
+SPEED = 5.0
 PUMP_SECONDS = 0.02
 ADDRESS = "127.0.0.1:8083"
+PLAN_SECONDS = 2.0
 PATIENCE = 90.0
 """Seconds after which the demo gives up waiting for its run."""
 POLICY = """\
@@ -76,7 +77,7 @@ def run_demo(
     with tempfile.TemporaryDirectory(prefix="defragd-demo-") as folder:
         path = Path(folder) / "demo-consolidation.yaml"
         path.write_text(POLICY, encoding="utf-8")
-        policies = Policies([path], clock=clock, hook=observer)
+        policies = Policies([path], clock=clock, hook=observer, time_limit=PLAN_SECONDS)
         policies.load()
         replica = _replica(access, policies, observer)
         stop = threading.Event()

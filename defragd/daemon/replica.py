@@ -20,13 +20,14 @@ from defragd.core.admission import admit
 from defragd.core.gating import gated
 from defragd.core.plan import Refusal
 from defragd.core.run import Run
+from defragd.core.run_moves import moves_lately
 from defragd.core.vendor import Vendor
 from defragd.daemon.loops import Loops
 from defragd.daemon.policies import Policies
 from defragd.daemon.scores import Scores
 from defragd.errors import NotLeader
 from defragd.obs.cluster import Reading
-from defragd.policy.loaded import LoadedPolicy
+from defragd.policy.loaded import LoadedPolicy, PolicySet
 from defragd.ports import (
     Clock,
     ClusterReader,
@@ -40,6 +41,7 @@ from defragd.ports import (
     RunStore,
 )
 from defragd.web.deps import ApiDeps, Authorize, User, deny_writes
+from defragd.web.explainer import build_explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +228,6 @@ class Replica:
         ready: Mapping[str, Callable[[], str]] | None = None,
         authorize: Authorize = deny_writes,
         writes_enabled: bool = False,
-        explain: Any = None,
         settings: Mapping[str, Any] | None = None,
         title: str = "",
     ) -> ApiDeps:
@@ -243,7 +244,13 @@ class Replica:
             pool_scores=self.scores.pools,
             metrics=metrics,
             plan_now=self.plan_now,
-            explain=explain,
+            explain=build_explain(
+                p.reader,
+                lambda: PolicySet(self.policies.all()),
+                p.clock,
+                vendors=self._vendors,
+                history=lambda: moves_lately(p.runs.list(), p.clock.now())[0],
+            ),
             live={"loops": self.loops.health},
             ready=checks,
             authorize=authorize,

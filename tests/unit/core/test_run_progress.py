@@ -223,7 +223,7 @@ def test_next_move_of_a_workload_waits_for_the_end_and_the_spacing() -> None:
     done = ended(first.create[0], Phase.COMPLETED)
     soon = go(first.update, snapshot, [done], rules, later=29)
     assert not soon.create
-    assert "may start in 1 s" in soon.waiting
+    assert "may start at 01:10:30 UTC" in soon.waiting
     assert len(go(first.update, snapshot, [done], rules, later=30).create) == 1
 
 
