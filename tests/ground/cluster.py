@@ -43,16 +43,18 @@ class Cluster:
 
     def add_node(self, name: str, devices: int | Sequence[dict[str, Any]] = 4, **shape: Any) -> dict[str, Any]:
         """A node that HAMi knows when this returns; see `objects.node`."""
+        since = self.plane.processes["hami"].log_size() if self.plane.settings else 0
         made = self.create(objects.node(name, devices, **shape))[0]
         if self.plane.settings and devices:
-            self.wait_known(name)
+            self.wait_known(name, since=since)
         return made
 
-    def wait_known(self, *nodes: str, seconds: float = 30) -> None:
-        """Until HAMi has the devices of these nodes in its cache."""
+    def wait_known(self, *nodes: str, seconds: float = 30, since: int = 0) -> None:
+        """Until HAMi has the devices of these nodes in its cache (``since``: a position in the real one's log)."""
         if self.plane.real_hami:
             for node in nodes:
-                self.plane.processes["hami"].wait_for_log(f'nodeName="{node}" deviceVendor="NVIDIA" nodeInfo=', seconds)
+                line = f'nodeName="{node}" deviceVendor="NVIDIA" nodeInfo='
+                self.plane.processes["hami"].wait_for_log(line, seconds, since=since)
             return
         wait_for(
             lambda: set(nodes) <= set(self.plane.hami("/ground/nodes")[1]["nodes"]), seconds, f"HAMi knows {nodes}"

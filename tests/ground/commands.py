@@ -39,6 +39,11 @@ class HamiSettings:
     arguments: tuple[str, ...] = ()
 
 
+def real_hami() -> str:
+    """Path of HAMi's own scheduler to run instead of the stand-in ("" = the stand-in)."""
+    return os.environ.get("DEFRAGD_HAMI_SCHEDULER", "")
+
+
 def etcd(plane: ControlPlane) -> list[object]:
     client, peer = f"http://127.0.0.1:{plane.ports['etcd']}", f"http://127.0.0.1:{plane.ports['peer']}"
     return [
@@ -125,11 +130,12 @@ def hami(plane: ControlPlane, settings: HamiSettings) -> tuple[list[object], dic
     """The stand-in and the real scheduler understand the same flags; habits are the stand-in's own."""
     device_config = plane.folder / "device-config.yaml"
     device_config.write_text(json.dumps(hami_config.device_config(dict(settings.nvidia)), indent=1))
+    verbosity = 5 if real_hami() else settings.verbosity  # nodes becoming known are read from the real one's log
     flags: list[object] = [
         f"--http_bind=127.0.0.1:{plane.ports['hami']}", f"--metrics-bind-address=127.0.0.1:{plane.ports['metrics']}",
         "--scheduler-name=hami-scheduler", f"--device-config-file={device_config}", "--leader-elect=false",
         f"--node-scheduler-policy={settings.node_policy}", f"--gpu-scheduler-policy={settings.gpu_policy}",
-        f"--cert_file={plane.folder}/hami.crt", f"--key_file={plane.folder}/hami.key", f"-v={settings.verbosity}",
+        f"--cert_file={plane.folder}/hami.crt", f"--key_file={plane.folder}/hami.key", f"-v={verbosity}",
         *([f"--kube-qps={settings.qps}", f"--kube-burst={2 * settings.qps}"] if settings.qps else ()),
         *settings.arguments,
     ]  # fmt: skip
@@ -137,7 +143,7 @@ def hami(plane: ControlPlane, settings: HamiSettings) -> tuple[list[object], dic
         "KUBECONFIG": str(plane.folder / "kubeconfig-hami"), "POD_NAMESPACE": "kube-system", "POD_NAME": "hami-0",
         "NODE_NAME": "none", "HOME": str(plane.folder), "PYTHONPATH": str(REPOSITORY),
     }  # fmt: skip
-    if binary := os.environ.get("DEFRAGD_HAMI_SCHEDULER"):
-        return [binary, "--enable-ascend=true", "--enable-iluvatar=true", *flags], env
+    if real_hami():
+        return [real_hami(), "--enable-ascend=true", "--enable-iluvatar=true", *flags], env
     habits = [f"--habits={json.dumps(dict(settings.habits))}"]
     return [sys.executable, "-m", "tests.ground.hami", *flags, *habits], env

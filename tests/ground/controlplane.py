@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import base64
 import json
-import os
 import shutil
 import subprocess
 import tempfile
@@ -166,7 +165,7 @@ class ControlPlane:
     @property
     def real_hami(self) -> bool:
         """Whether HAMi's own scheduler runs instead of the stand-in."""
-        return bool(os.environ.get("DEFRAGD_HAMI_SCHEDULER"))
+        return bool(commands.real_hami())
 
     def hami(self, path: str, body: Any = None) -> tuple[int, Any]:
         """GET, or POST with a body, one of HAMi's HTTP paths: (status, decoded answer)."""

@@ -105,12 +105,19 @@ class Process:
     def tail(self, lines: int = 20) -> str:
         return "\n".join(self.output().splitlines()[-lines:])
 
-    def wait_for_log(self, pattern: str, seconds: float = 30) -> str:
-        """The first line of the log that matches; AssertionError with the log's end otherwise."""
+    def log_size(self) -> int:
+        """A position for ``wait_for_log``."""
+        return self.log.stat().st_size if self.log.exists() else 0
+
+    def wait_for_log(self, pattern: str, seconds: float = 30, *, since: int = 0) -> str:
+        """The first line after ``since`` that matches; AssertionError with the log's end otherwise."""
         expression = re.compile(pattern)
         end = time.monotonic() + seconds
         while True:
-            for line in self.output().splitlines():
+            with open(self.log, "rb") as log:
+                log.seek(since)
+                text = log.read().decode(errors="replace")
+            for line in text.splitlines():
                 if expression.search(line):
                     return line
             if time.monotonic() > end or not self.running:

@@ -9,9 +9,11 @@ import pytest
 
 from tests.ground import objects
 from tests.ground.cluster import Cluster, devices_of
+from tests.ground.commands import real_hami
 from tests.ground.emulator import Behaviour
 
 pytestmark = pytest.mark.controlplane
+stand_in = pytest.mark.skipif(bool(real_hami()), reason="switches a habit of the stand-in")
 
 
 def pinned(node: str, index: int, **more: object) -> dict[str, object]:
@@ -50,6 +52,7 @@ def test_two_pods_at_once_on_one_node_wait_for_its_lock(cluster: Cluster) -> Non
     assert bound[1] - bound[0] > 0.5
 
 
+@stand_in
 def test_a_late_view_of_deletions_loses_the_wake_up(cluster: Cluster) -> None:
     cluster.add_node("n0", 1)
     cluster.create(objects.deployment("old", mem=20000))
@@ -100,6 +103,7 @@ def test_failed_allocate_ends_the_pod_and_frees_its_device(cluster: Cluster) -> 
     assert list(cluster.placed()) == ["bad", "good"]
 
 
+@stand_in
 def test_cordoned_device_is_seen_after_a_reset_of_the_handshake(cluster: Cluster) -> None:
     cluster.habits(tick=0.3)
     cluster.add_node("n0", 1)
@@ -123,9 +127,8 @@ def test_requests_are_counted_per_user_and_limited_by_rbac(cluster: Cluster) -> 
     assert cluster.plane.audit.count(user.name, since) == {"list pods": 1, "list nodes": 1}
 
 
+@stand_in
 def test_restarted_hami_forgets_terminating_pods(cluster: Cluster) -> None:
-    if cluster.plane.real_hami:
-        pytest.skip("needs 15 s of the real scheduler's start; measured by hand")
     cluster.add_node("n0", 1)
     cluster.emulator.defaults = Behaviour(delete=None)
     cluster.create(objects.pod("old", mem=20000))
