@@ -70,6 +70,11 @@ class Build:
         yard = make_yard(self.scene.snapshot, self.scene.arena, steps)
         return order(steps, yard, budgets=self.scene.rules.budgets, ledger=self.ledger, floor=self.floor)
 
+    def orderable(self, places: Mapping[str, Place]) -> int | None:
+        """`Scene.orderable` for these places."""
+        found = self.order(self.steps(places))
+        return None if found.dropped else len(found.group)
+
     def reply(self, proposal: Proposal) -> tuple[PlanReply, frozenset[tuple[str, str]]]:
         """The reply, and (pod, node) pairs that turned out impossible (worth another proposal)."""
         draft = _Draft(dict(proposal.moves), stopped=proposal.stopped, notes=list(proposal.notes))

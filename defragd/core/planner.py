@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from defragd.core.arrays import build_arena
+from defragd.core.budget import Floor
 from defragd.core.cost import move_cost
 from defragd.core.eligibility import eligible, workload_key
 from defragd.core.exact import Exact
@@ -53,6 +54,7 @@ def plan(
         raise ConfigError(f"strategy {request.strategy}: {error}") from error
     scene = make_scene(request, args, drain=bool(getattr(strategy, "drain", False)), should_stop=should_stop)
     build = Build(scene, request)
+    scene.orderable = build.orderable
     best: PlanReply | None = None
     for _ in range(ROUNDS):
         proposal = strategy.propose(scene)
@@ -84,11 +86,12 @@ def make_scene(request: PlanRequest, args: object, *, drain: bool, should_stop: 
     cost: dict[str, float] = {}
     workload: dict[str, str] = {}
     ledger = Ledger.of(snapshot)
+    floor = Floor.of(snapshot, ledger)
     now = request.now or snapshot.taken_at
     for key, pod in snapshot.pods.items():
         if not pod.live or not (pod.allocations or pod.booked_node):
             continue
-        why = _stands(snapshot, pod, request, ledger, scope, drain=drain)
+        why = _stands(snapshot, pod, request, ledger, floor, scope, drain=drain)
         if why is not None:
             standing[key] = why
             continue
@@ -120,7 +123,14 @@ def make_scene(request: PlanRequest, args: object, *, drain: bool, should_stop: 
 
 
 def _stands(
-    snapshot: Snapshot, pod: Pod, request: PlanRequest, ledger: Ledger, scope: frozenset[str], *, drain: bool
+    snapshot: Snapshot,
+    pod: Pod,
+    request: PlanRequest,
+    ledger: Ledger,
+    floor: Floor,
+    scope: frozenset[str],
+    *,
+    drain: bool,
 ) -> Refusal | None:
     """Why a pod must stay, or None."""
     now = request.now or snapshot.taken_at
@@ -131,9 +141,9 @@ def _stands(
     )
     if not found.ok:
         return Refusal(pod.key, found.reason or Reason.OPTED_OUT, found.detail)
-    permit = ledger.may_evict(pod)
-    if not permit.ok:
-        return Refusal(pod.key, permit.reason or Reason.PDB_BLOCKS, permit.detail)
+    for permit in (ledger.may_evict(pod), floor.may_leave(pod)):
+        if not permit.ok:
+            return Refusal(pod.key, permit.reason or Reason.PDB_BLOCKS, permit.detail)
     if pod.booked_node not in scope:
         return Refusal(pod.key, Reason.OUT_OF_SCOPE, f"node {pod.booked_node} is outside the policy's scope")
     return None

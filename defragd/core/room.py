@@ -140,7 +140,8 @@ class RoomMaker:
         world, cost = self.desk.world, self.desk.cost
         what = world.shapes.shapes[shape]
         pods = sorted((p for p in world.on_node[node] if p not in self.fixed), key=lambda p: (float(cost[p]), p))
-        if len(what.parts) == 1 and size <= EXACT and len(pods) <= MANY:
+        whole = all(part.whole for part in what.parts)
+        if size <= EXACT and len(pods) <= MANY and (len(what.parts) == 1 or not whole):
             useful = [p for p in pods if self._helps(shape, node, p)]
             yield from sorted(combinations(useful, size), key=lambda s: (sum(float(cost[p]) for p in s), s))
             return

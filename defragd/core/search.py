@@ -16,6 +16,9 @@ from defragd.core.tables import Spot, World
 
 SMALL_STEPS = 20_000
 STEPS_PER_POD = 100
+LEAST_STEPS = 2_500
+SMALL_WORLD = 600
+"""Devices."""
 LARGE_STEPS = 0
 
 
@@ -33,8 +36,9 @@ def improve(scene: Scene, objective: str, *, use_idle_nodes: bool) -> Proposal:
         should_stop=scene.should_stop,
     )
     stopped = greedy.run()
-    if stopped != "time":
-        stopped = _search(desk, greedy, stopped)
+    steps = scene.max_steps if scene.max_steps is not None else _steps(desk.world)
+    if stopped != "time" and steps > 0:
+        stopped = _search(desk, greedy, steps)
     return Proposal(
         moves=desk.places(),
         refused=tuple(_why_not(desk, greedy)),
@@ -43,15 +47,15 @@ def improve(scene: Scene, objective: str, *, use_idle_nodes: bool) -> Proposal:
     )
 
 
-def _search(desk: Desk, greedy: Greedy, stopped: str) -> str:
+def _search(desk: Desk, greedy: Greedy, steps: int) -> str:
     """Destroy and repair from the greedy plan; then descent again, and moves that gain nothing are taken back."""
     scene, world = desk.scene, desk.world
     limit = scene.rules.budgets.total
     names = world.fleet.names
 
-    def orderable(moves: dict[int, Spot]) -> bool:
+    def orderable(moves: dict[int, Spot]) -> int | None:
         keys = {desk.shapes.pods[p].key: scene.place(spot) for p, spot in moves.items()}
-        return _within_caps(desk, moves) and scene.orderable(keys)
+        return scene.orderable(keys) if _within_caps(desk, moves) else None
 
     lns = Lns(
         world,
@@ -61,7 +65,7 @@ def _search(desk: Desk, greedy: Greedy, stopped: str) -> str:
         may_move=lambda pod, spot: spot in verified[pod] or _verify(pod, spot),
         orderable=orderable,
         should_stop=scene.should_stop,
-        steps=scene.max_steps if scene.max_steps is not None else _steps(world),
+        steps=steps,
     )
     verified: dict[int, set[Spot]] = defaultdict(set)
 
@@ -82,7 +86,7 @@ def _search(desk: Desk, greedy: Greedy, stopped: str) -> str:
     greedy.gains.slope = world.aim.slope(world.total)
     greedy.gains.refresh(np.arange(len(names)))
     _trim(desk, greedy)
-    if why == "complete":
+    if why == "complete" or (why == "steps" and scene.max_steps is None):
         return "budget" if limit is not None and len(greedy.moved) >= limit else "complete"
     return why
 
@@ -123,7 +127,9 @@ def _within_caps(desk: Desk, moves: dict[int, Spot]) -> bool:
 
 def _steps(world: World) -> int:
     """Steps of search where nobody sets a limit: enough for small clusters, few where single moves find nearly all."""
-    return min(SMALL_STEPS, STEPS_PER_POD * len(world.home)) if len(world.fleet.devices) <= 600 else LARGE_STEPS
+    if len(world.fleet.devices) > SMALL_WORLD:
+        return LARGE_STEPS
+    return min(SMALL_STEPS, max(LEAST_STEPS, STEPS_PER_POD * len(world.home)))
 
 
 def _why_not(desk: Desk, greedy: Greedy) -> list[Refusal]:

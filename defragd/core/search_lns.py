@@ -17,6 +17,11 @@ from defragd.core.search_tables import Additions
 from defragd.core.tables import Spot, World
 
 FIRST_ROUND = 1500
+LEAST_ROUND = 300
+MOVE_PRICE = 1e-9
+"""Between equally good plans the one with fewer moves is better, ..."""
+GROUP_PRICE = 3e-9
+"""... and one in which fewer pods have to be out together."""
 GROWTH = 1.6
 PATIENCE = 3
 """Rounds without improvement before the search ends."""
@@ -34,7 +39,7 @@ class Lns:
         limit: int | None,
         cost: np.ndarray,
         may_move: Callable[[int, Spot], bool],
-        orderable: Callable[[dict[int, Spot]], bool],
+        orderable: Callable[[dict[int, Spot]], int | None],
         should_stop: Callable[[], bool],
         steps: int,
     ) -> None:
@@ -48,8 +53,13 @@ class Lns:
         self.displaced = {p: None for p in range(self.pods) if world.spot[p] != world.home[p]}
         self.best_value = world.value
         self.best: dict[int, Spot] = self._assignment()
+        together = orderable(self.best) if self.best else 0
+        if together is None:
+            self.best, self.best_value, together = {}, self._home_value(), 0
+        self.best_rank = self.best_value - MOVE_PRICE * len(self.best) - GROUP_PRICE * together
         self.done = 0
-        self.failed: set[tuple[int, Spot]] = set()
+        self.failed: set[frozenset[tuple[int, Spot]]] = set()
+        """Assignments that no order allows."""
 
     def _assignment(self) -> dict[int, Spot]:
         return {p: spot for p in self.displaced if (spot := self.world.spot[p]) is not None}
@@ -57,14 +67,14 @@ class Lns:
     def run(self) -> str:
         """Leaves the best assignment in the world; why it ended: complete, steps or time."""
         why = "complete"
-        length, idle = FIRST_ROUND, 0
+        length, idle = max(LEAST_ROUND, min(FIRST_ROUND, 40 * self.pods)), 0
         while self.pods and idle < PATIENCE:
-            before = self.best_value
+            before = self.best_rank
             why = self._round(min(length, self.steps - self.done))
             self._restore(self.best)
             if why != "complete":
                 break
-            idle = idle + 1 if self.best_value <= before + LEAST else 0
+            idle = idle + 1 if self.best_rank <= before + LEAST else 0
             length = int(length * GROWTH)
         self._restore(self.best)
         return why
@@ -111,9 +121,7 @@ class Lns:
         if len(placed) == len(order):
             fresh = self.world.value
             if fresh >= value - heat * self.random.exponential():
-                if fresh > self.best_value + LEAST or (
-                    fresh >= self.best_value - LEAST and len(self.displaced) < len(self.best)
-                ):
+                if fresh - MOVE_PRICE * len(self.displaced) > self.best_rank + LEAST:
                     self._record(fresh)
                 return fresh
         for pod in placed:
@@ -132,9 +140,18 @@ class Lns:
         return spot
 
     def _record(self, value: float) -> None:
+        """Keeps the present assignment if its moves can be ordered and it still is the best with what that costs."""
         found = self._assignment()
-        if self.orderable(found):
-            self.best_value, self.best = value, found
+        key = frozenset(found.items())
+        if key in self.failed:
+            return
+        together = self.orderable(found)
+        if together is None:
+            self.failed.add(key)
+            return
+        rank = value - MOVE_PRICE * len(found) - GROUP_PRICE * together
+        if rank > self.best_rank + LEAST:
+            self.best_value, self.best_rank, self.best = value, rank, found
 
     def _price(self, heat: float) -> float:
         """What a move must be worth this time: nothing while moves are left, something near the limit."""

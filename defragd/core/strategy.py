@@ -71,7 +71,9 @@ class Scene:
     barred: frozenset[tuple[str, str]] = frozenset()
     """(pod, node) pairs that an earlier round found impossible."""
     verify: Callable[[Pod, Place, Mapping[str, Pod]], Refusal | None] = lambda pod, place, moved: None
-    orderable: Callable[[Mapping[str, Place]], bool] = lambda moves: True
+    orderable: Callable[[Mapping[str, Place]], int | None] = lambda moves: 0
+    """How many pods of these moves would have to be out together because they wait for each other; None = the moves
+    cannot be ordered at all within budgets in flight and disruption budgets."""
 
     def aim(self, objective: str) -> Aim:
         return make_aim(objective, self.yardstick, self.arena.fleet)
