@@ -85,6 +85,8 @@ def _search(desk: Desk, greedy: Greedy, steps: int) -> str:
     greedy.moved = dict.fromkeys(sorted(lns.best))
     greedy.gains.slope = world.aim.slope(world.total)
     greedy.gains.refresh(np.arange(len(names)))
+    if why != "time":
+        greedy.run()
     _trim(desk, greedy)
     if why == "complete" or (why == "steps" and scene.max_steps is None):
         return "budget" if limit is not None and len(greedy.moved) >= limit else "complete"
