@@ -48,6 +48,7 @@ class Terms:
     rules: Rules
     max_duration: timedelta | None = None
     drain: bool = False
+    approval_lasts: timedelta = timedelta(hours=24)
     window: Callable[[datetime], Permit] = field(default=lambda now: YES)
 
 
@@ -170,6 +171,7 @@ class RunController:
             hold=hold,
             deadline=started + terms.max_duration if started and terms.max_duration else None,
             drain=terms.drain,
+            approval_lasts=terms.approval_lasts,
         )
         decision = advance(run, self._placements.list(), snapshot, terms.rules, now, around=around)
         update = decision.update

@@ -111,7 +111,7 @@ class Planning:
             raise PlanRefused(Reason.RUN_IN_PROGRESS, f"run {other.name} is under way, one runs at a time")
         draft = Run(
             namespace=self._namespace,
-            name=run_name(job.name, scheduled_for or now),
+            name=run_name(job.name, scheduled_for or now, scheduled=scheduled_for is not None),
             policy=job.name,
             mode=mode,
             strategy=job.strategy,
@@ -247,7 +247,9 @@ def _planned(draft: Run, reply: PlanReply) -> Run:
     return replace(run, phase=RunPhase.PLANNED, message=f"dry run: {gain}", finished=draft.created)
 
 
-def run_name(policy: str, at: datetime) -> str:
-    """At most 50 characters: placements and labels are named after it."""
-    stem = re.sub(r"[^a-z0-9-]+", "-", policy.lower()).strip("-")[:36].rstrip("-") or "policy"
-    return f"{stem}-{at:%y%m%d-%H%M%S}"
+def run_name(policy: str, at: datetime, *, scheduled: bool = True) -> str:
+    """At most 50 characters: placements and labels are named after it. The same for the same scheduled start; runs
+    that people ask for are told apart by the millisecond."""
+    stem = re.sub(r"[^a-z0-9-]+", "-", policy.lower()).strip("-")[:32].rstrip("-") or "policy"
+    tail = "" if scheduled else f"-{at.microsecond // 1000:03d}"
+    return f"{stem}-{at:%y%m%d-%H%M%S}{tail}"

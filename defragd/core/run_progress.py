@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from defragd.core.duration import format_duration
 from defragd.core.placement import Placement
 from defragd.core.reasons import Reason
 from defragd.core.rules import Rules
@@ -20,11 +21,9 @@ from defragd.core.run_moves import ENDED_MOVES, by_move, caught_up, moves_of
 from defragd.core.run_starts import Around, Starter
 from defragd.core.snapshot import Snapshot
 
-__all__ = ["APPROVAL_LASTS", "Around", "RunDecision", "advance"]
+__all__ = ["ALONE", "Around", "RunDecision", "advance"]
 
 ALONE = Around()
-APPROVAL_LASTS = timedelta(hours=24)
-"""A plan that nobody approved for so long describes another cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ def advance(
     if run.ended:
         return RunDecision(run)
     if run.phase is RunPhase.AWAITING_APPROVAL:
-        run = _approval(run, now)
+        run = _approval(run, now, around.approval_lasts)
         if run.phase is not RunPhase.RUNNING:
             return RunDecision(run)
     everything = list(placements)
@@ -88,13 +87,19 @@ def _with(run: Run, phase: RunPhase, reason: Reason | str, message: str) -> Run:
     return replace(run, phase=phase, reason=str(reason), message=message, wave=min(ahead, default=run.wave))
 
 
-def _approval(run: Run, now: datetime) -> Run:
+def _approval(run: Run, now: datetime, lasts: timedelta) -> Run:
     if run.desired == "Approved":
         return replace(run, phase=RunPhase.RUNNING, started=now, reason="", message=f"approved by {run.desired_by}")
     if run.desired == "Cancelled":
         return _end(run, RunPhase.CANCELLED, Reason.CANCELLED, f"declined by {run.desired_by or 'somebody'}", now)
-    if run.created is not None and now - run.created > APPROVAL_LASTS:
-        return _end(run, RunPhase.EXPIRED, Reason.APPROVAL_EXPIRED, "nobody approved the plan within 24 h", now)
+    if run.created is not None and now - run.created > lasts:
+        return _end(
+            run,
+            RunPhase.EXPIRED,
+            Reason.APPROVAL_EXPIRED,
+            f"nobody approved the plan within {format_duration(lasts)}",
+            now,
+        )
     return run
 
 

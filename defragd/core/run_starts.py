@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from defragd.core.annotations import start_limit
 from defragd.core.budget import Books, Floor
@@ -48,6 +48,8 @@ class Around:
     hold: Permit = YES
     deadline: datetime | None = None
     drain: bool = False
+    approval_lasts: timedelta = timedelta(hours=24)
+    """A plan that nobody approved for so long describes another cluster."""
 
 
 class Starter:

@@ -207,7 +207,13 @@ def terms_of(policy: LoadedPolicy) -> Terms:
     longest = [s.max_duration for s in policy.schedules]
     limit = None if not longest or None in longest else max(d for d in longest if d is not None)
     strategy = strategies().get(policy.strategy)
-    return Terms(policy.rules, limit, bool(getattr(strategy, "drain", False)), window_of(policy))
+    return Terms(
+        policy.rules,
+        limit,
+        bool(getattr(strategy, "drain", False)),
+        policy.model.spec.execution.approval_expires,
+        window_of(policy),
+    )
 
 
 def _view(held: Held, latest: Run | None, now: datetime) -> PolicyView:

@@ -282,6 +282,7 @@ def test_a_known_state_that_comes_back_opens_the_breaker() -> None:
         again = world.boot().planning.plan_policy(world.job())
         assert again.reason == Reason.BREAKER_OPEN
     assert stopped.name in world.cluster.runs, "the record that holds it open is not tidied away"
+    world.cluster.advance(0.1)
     assert world.boot().planning.plan_policy(world.job("DryRun")).phase is RunPhase.PLANNED
     world.cluster.advance(60, step=10)
     world.replica.access.runs.write_desired(stopped.name, "Approved", "kim")
