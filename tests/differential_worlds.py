@@ -58,7 +58,13 @@ def _nvidia_nodes(random: Random, name: str) -> tuple[dict[str, str], dict[str, 
                migProfiles=profiles if mig else 0)
         for i, u in enumerate(ids)
     ]  # fmt: skip
-    return {"hami.io/node-nvidia-register": json.dumps(entries)}, {"nvidia.com/gpu": "40"}, ids
+    notes = {"hami.io/node-nvidia-register": json.dumps(entries)}
+    if random.random() < 0.4:
+        pairs = [{"uuid": a, "score": {b: random.choice((10, 20, 50)) for b in ids if b != a}} for a in ids]
+        notes["hami.io/node-nvidia-score"] = json.dumps(pairs)
+    if random.random() < 0.2:
+        notes["hami.io/device-cordon"] = f" {ids[0]},"
+    return notes, {"nvidia.com/gpu": "40"}, ids
 
 
 def _nvidia_limits(random: Random) -> dict[str, str]:
@@ -74,10 +80,8 @@ def _listed(
     def make(random: Random, name: str) -> tuple[dict[str, str], dict[str, str], list[str]]:
         ids = [f"{kind}-{name}-{i}" for i in range(facts.get("number") or random.randint(1, 4))]
         if form == "text":
-            items = [
-                f"{u},{facts['count']},{facts['devmem']},{facts['devcore']},{facts['type']},{random.randint(0, 1)},true,{i},hami-core:"
-                for i, u in enumerate(ids)
-            ]
+            base = f"{facts['count']},{facts['devmem']},{facts['devcore']},{facts['type']}"
+            items = [f"{u},{base},{random.randint(0, 1)},true,{i},hami-core:" for i, u in enumerate(ids)]
             return {key: "".join(items)}, {resource: "16"}, ids
         more = facts.get("custom")
         body = {k: v for k, v in facts.items() if k not in ("number", "custom")}
@@ -139,57 +143,203 @@ def _some(count: str, memory: str, cores: str, counts: tuple[str, ...], mem: tup
 NPU = "huawei.com/Ascend910B4"
 ONE_TWO = ("1", "1", "2")
 BACKENDS = (
-    Backend("nvidia", _nvidia_nodes, _holding("hami.io/vgpu-devices-allocated", "NVIDIA", (1000, 9856, 20000), (0, 30, 100)),
-            _nvidia_limits, ("nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid")),
-    Backend("hygon", _listed("DCU", "hami.io/node-dcu-register", "hygon.com/dcunum", "text", count=4, devmem=32768, devcore=60, type="DCU-Z100L"),
-            _holding("hami.io/dcu-devices-allocated", "DCU", (1000, 20000), (0, 10, 60)),
-            _some("hygon.com/dcunum", "hygon.com/dcumem", "hygon.com/dcucores", ONE_TWO, ("2k", "20000"), ("0", "10", "60")),
-            ("hygon.com/use-gpuuuid", "hygon.com/nouse-gpuuuid")),
-    Backend("iluvatar", _listed("ILU", "hami.io/node-MR-V100-register", "iluvatar.ai/MR-V100-vgpu", "text", count=10, devmem=32768, devcore=100, type="MR-V100"),
-            _holding("hami.io/MR-V100-devices-allocated", "MR-V100", (1024, 16384), (0, 10, 100)),
-            _some("iluvatar.ai/MR-V100-vgpu", "iluvatar.ai/MR-V100.vMem", "iluvatar.ai/MR-V100.vCore", ("1",), ("4", "64"), ("0", "10", "100")),
-            ("hami.io/use-MR-V100-uuid", "hami.io/no-use-MR-V100-uuid")),
-    Backend("ascend", _listed("NPU", "hami.io/node-register-Ascend910B4", NPU, "json", count=4, devmem=32768, devcore=20, type="Ascend910B4",
-                              custom=lambda r, i: {"NetworkID": i % 2}),
-            _holding("hami.io/Ascend910B4-devices-allocated", "Ascend910B4", (8192, 16384), (0,)),
-            _some(NPU, f"{NPU}-memory", "", ONE_TWO, ("3000", "9000", "32768"), ()),
-            ("hami.io/use-Ascend910B4-uuid", "hami.io/no-use-Ascend910B4-uuid")),
-    Backend("cambricon", _counted("cambricon-mlu", lambda n: {"cambricon.com/mlu.smlu.vcore": str(100 * n), "cambricon.com/mlu.smlu.vmemory": str(64 * n)}),
-            _holding("hami.io/cambricon-mlu-devices-allocated", "MLU", (1024, 8192), (0, 10, 100)),
-            _some("cambricon.com/vmlu", "cambricon.com/mlu.smlu.vmemory", "cambricon.com/mlu.smlu.vcore", ONE_TWO, ("4", "40"), ("0", "10", "100")),
-            ("cambricon.com/use-gpuuuid", "cambricon.com/nouse-gpuuuid")),
-    Backend("mthreads", _counted("mthreads", lambda n: {"mthreads.com/sgpu-core": str(16 * n), "mthreads.com/sgpu-memory": str(96 * n)}),
-            _holding("hami.io/mthreads-vgpu-devices-allocated", "Mthreads", (4096, 16384), (0, 4, 16)),
-            _some("mthreads.com/vgpu", "mthreads.com/sgpu-memory", "mthreads.com/sgpu-core", ("1",), ("8", "32", "96"), ("4", "16")),
-            ("mthreads.ai/use-gpuuuid", "mthreads.ai/nouse-gpuuuid")),
-    Backend("metax", _counted("metax", lambda n: {"metax-tech.com/gpu": str(n)}),
-            _holding("hami.io/metax-gpu-devices-allocated", "Metax-GPU", (65536,), (100,)),
-            _some("metax-tech.com/gpu", "", "", ONE_TWO, (), ())),
-    Backend("metax-sgpu", _sgpu, _holding("hami.io/metax-sgpu-devices-allocated", "Metax-SGPU", (4096, 32768), (10, 50)),
-            _some("metax-tech.com/sgpu", "metax-tech.com/vmemory", "metax-tech.com/vcore", ONE_TWO, ("4", "512Mi", "40"), ("10", "60", "100")),
-            ("metax-tech.com/use-gpuuuid", "metax-tech.com/nouse-gpuuuid")),
-    Backend("kunlun", _counted("kunlun", lambda n: {"kunlunxin.com/xpu": str(n)}, (8, 8)),
-            _holding("hami.io/kunlun-allocated", "kunlun", (98304,), (100,)),
-            _some("kunlunxin.com/xpu", "", "", ("1", "1", "2", "2", "4", "8", "3"), (), ()), ("hami.io/use-xpu-uuid", "baidu.com/nouse-gpuuuid")),
-    Backend("xpu", _listed("XPU", "hami.io/node-register-xpu", "kunlunxin.com/vxpu", "json", number=8, count=4, devmem=98304, devcore=100, type="XPU"),
-            _holding("hami.io/xpu-devices-allocated", "XPU", (24576, 49152), (25, 50)),
-            _some("kunlunxin.com/vxpu", "kunlunxin.com/vxpu-memory", "", ONE_TWO, ("24576", "40000"), ()), ("hami.io/use-xpu-uuid", "hami.io/no-use-xpu-uuid")),
-    Backend("gcu", _counted("GCU", lambda n: {"enflame.com/gcu": str(n)}),
-            _holding("hami.io/enflame-gcu-devices-allocated", "GCU", (100,), (100,)), _some("enflame.com/gcu", "", "", ONE_TWO, (), ())),
-    Backend("enflame", _drs, _holding("hami.io/enflame-vgpu-devices-allocated", "Enflame", (6144, 18432), (17, 50)),
-            _some("enflame.com/drs-gcu", "", "", ("1", "2", "3", "6"), (), ()), ("enflame.com/use-gpuuuid", "enflame.com/nouse-gpuuuid")),
-    Backend("amd", _listed("AMD", "hami.io/node-amd-register", "amd.com/gpu", "json", count=4, devmem=65536, devcore=110, type="AMD Instinct MI210"),
-            _holding("hami.io/amd-devices-allocated", "AMD Instinct MI210", (1000, 40000), (11, 55)),
-            _some("amd.com/gpu", "amd.com/gpumem", "amd.com/gpucores", ONE_TWO, ("1k", "30000"), ("1", "50", "100")),
-            ("amd.com/use-gpu-uuid", "amd.com/nouse-gpu-uuid")),
-    Backend("vastai", _listed("VA", "hami.io/node-va-register", "vastaitech.com/va", "json", count=2, devmem=16384, type="Vastai-VA16",
-                              custom=lambda r, i: {"DeviceStrategy": "die", "AIC": f"a{i // 2}"}),
-            _holding("hami.io/Vastai-devices-allocated", "Vastai", (0,), (0,)),
-            _some("vastaitech.com/va", "", "", ONE_TWO, (), ()), ("vastaitech.com/use-gpuuuid", "vastaitech.com/nouse-gpuuuid")),
-    Backend("biren", _listed("BR", "hami.io/node-biren-register", "birentech.com/gpu", "json", count=2, devmem=32768, type="Biren106"),
-            _holding("hami.io/Biren-devices-allocated", "Biren", (0,), (0,)),
-            _some("birentech.com/gpu", "", "", ONE_TWO, (), ()), ("birentech.com/use-gpuuuid", "birentech.com/nouse-gpuuuid")),
-)  # fmt: skip
+    Backend(
+        "nvidia",
+        _nvidia_nodes,
+        _holding("hami.io/vgpu-devices-allocated", "NVIDIA", (1000, 9856, 20000), (0, 30, 100)),
+        _nvidia_limits,
+        ("nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid"),
+    ),
+    Backend(
+        "hygon",
+        _listed(
+            "DCU",
+            "hami.io/node-dcu-register",
+            "hygon.com/dcunum",
+            "text",
+            count=4,
+            devmem=32768,
+            devcore=60,
+            type="DCU-Z100L",
+        ),
+        _holding("hami.io/dcu-devices-allocated", "DCU", (1000, 20000), (0, 10, 60)),
+        _some(
+            "hygon.com/dcunum", "hygon.com/dcumem", "hygon.com/dcucores", ONE_TWO, ("2k", "20000"), ("0", "10", "60")
+        ),
+        ("hygon.com/use-gpuuuid", "hygon.com/nouse-gpuuuid"),
+    ),
+    Backend(
+        "iluvatar",
+        _listed(
+            "ILU",
+            "hami.io/node-MR-V100-register",
+            "iluvatar.ai/MR-V100-vgpu",
+            "text",
+            count=10,
+            devmem=32768,
+            devcore=100,
+            type="MR-V100",
+        ),
+        _holding("hami.io/MR-V100-devices-allocated", "MR-V100", (1024, 16384), (0, 10, 100)),
+        _some(
+            "iluvatar.ai/MR-V100-vgpu",
+            "iluvatar.ai/MR-V100.vMem",
+            "iluvatar.ai/MR-V100.vCore",
+            ("1",),
+            ("4", "64"),
+            ("0", "10", "100"),
+        ),
+        ("hami.io/use-MR-V100-uuid", "hami.io/no-use-MR-V100-uuid"),
+    ),
+    Backend(
+        "ascend",
+        _listed(
+            "NPU",
+            "hami.io/node-register-Ascend910B4",
+            NPU,
+            "json",
+            count=4,
+            devmem=32768,
+            devcore=20,
+            type="Ascend910B4",
+            custom=lambda r, i: {"NetworkID": i % 2},
+        ),
+        _holding("hami.io/Ascend910B4-devices-allocated", "Ascend910B4", (8192, 16384), (0,)),
+        _some(NPU, f"{NPU}-memory", "", ONE_TWO, ("3000", "9000", "32768"), ()),
+        ("hami.io/use-Ascend910B4-uuid", "hami.io/no-use-Ascend910B4-uuid"),
+    ),
+    Backend(
+        "cambricon",
+        _counted(
+            "cambricon-mlu",
+            lambda n: {"cambricon.com/mlu.smlu.vcore": str(100 * n), "cambricon.com/mlu.smlu.vmemory": str(64 * n)},
+        ),
+        _holding("hami.io/cambricon-mlu-devices-allocated", "MLU", (1024, 8192), (0, 10, 100)),
+        _some(
+            "cambricon.com/vmlu",
+            "cambricon.com/mlu.smlu.vmemory",
+            "cambricon.com/mlu.smlu.vcore",
+            ONE_TWO,
+            ("4", "40"),
+            ("0", "10", "100"),
+        ),
+        ("cambricon.com/use-gpuuuid", "cambricon.com/nouse-gpuuuid"),
+    ),
+    Backend(
+        "mthreads",
+        _counted(
+            "mthreads", lambda n: {"mthreads.com/sgpu-core": str(16 * n), "mthreads.com/sgpu-memory": str(96 * n)}
+        ),
+        _holding("hami.io/mthreads-vgpu-devices-allocated", "Mthreads", (4096, 16384), (0, 4, 16)),
+        _some(
+            "mthreads.com/vgpu",
+            "mthreads.com/sgpu-memory",
+            "mthreads.com/sgpu-core",
+            ("1",),
+            ("8", "32", "96"),
+            ("4", "16"),
+        ),
+        ("mthreads.ai/use-gpuuuid", "mthreads.ai/nouse-gpuuuid"),
+    ),
+    Backend(
+        "metax",
+        _counted("metax", lambda n: {"metax-tech.com/gpu": str(n)}),
+        _holding("hami.io/metax-gpu-devices-allocated", "Metax-GPU", (65536,), (100,)),
+        _some("metax-tech.com/gpu", "", "", ONE_TWO, (), ()),
+    ),
+    Backend(
+        "metax-sgpu",
+        _sgpu,
+        _holding("hami.io/metax-sgpu-devices-allocated", "Metax-SGPU", (4096, 32768), (10, 50)),
+        _some(
+            "metax-tech.com/sgpu",
+            "metax-tech.com/vmemory",
+            "metax-tech.com/vcore",
+            ONE_TWO,
+            ("4", "512Mi", "40"),
+            ("10", "60", "100"),
+        ),
+        ("metax-tech.com/use-gpuuuid", "metax-tech.com/nouse-gpuuuid"),
+    ),
+    Backend(
+        "kunlun",
+        _counted("kunlun", lambda n: {"kunlunxin.com/xpu": str(n)}, (8, 8)),
+        _holding("hami.io/kunlun-allocated", "kunlun", (98304,), (100,)),
+        _some("kunlunxin.com/xpu", "", "", ("1", "1", "2", "2", "4", "8", "3"), (), ()),
+        ("hami.io/use-xpu-uuid", "baidu.com/nouse-gpuuuid"),
+    ),
+    Backend(
+        "xpu",
+        _listed(
+            "XPU",
+            "hami.io/node-register-xpu",
+            "kunlunxin.com/vxpu",
+            "json",
+            number=8,
+            count=4,
+            devmem=98304,
+            devcore=100,
+            type="XPU",
+        ),
+        _holding("hami.io/xpu-devices-allocated", "XPU", (24576, 49152), (25, 50)),
+        _some("kunlunxin.com/vxpu", "kunlunxin.com/vxpu-memory", "", ONE_TWO, ("24576", "40000"), ()),
+        ("hami.io/use-xpu-uuid", "hami.io/no-use-xpu-uuid"),
+    ),
+    Backend(
+        "gcu",
+        _counted("GCU", lambda n: {"enflame.com/gcu": str(n)}),
+        _holding("hami.io/enflame-gcu-devices-allocated", "GCU", (100,), (100,)),
+        _some("enflame.com/gcu", "", "", ONE_TWO, (), ()),
+    ),
+    Backend(
+        "enflame",
+        _drs,
+        _holding("hami.io/enflame-vgpu-devices-allocated", "Enflame", (6144, 18432), (17, 50)),
+        _some("enflame.com/drs-gcu", "", "", ("1", "2", "3", "6"), (), ()),
+        ("enflame.com/use-gpuuuid", "enflame.com/nouse-gpuuuid"),
+    ),
+    Backend(
+        "amd",
+        _listed(
+            "AMD",
+            "hami.io/node-amd-register",
+            "amd.com/gpu",
+            "json",
+            count=4,
+            devmem=65536,
+            devcore=110,
+            type="AMD Instinct MI210",
+        ),
+        _holding("hami.io/amd-devices-allocated", "AMD Instinct MI210", (1000, 40000), (11, 55)),
+        _some("amd.com/gpu", "amd.com/gpumem", "amd.com/gpucores", ONE_TWO, ("1k", "30000"), ("1", "50", "100")),
+        ("amd.com/use-gpu-uuid", "amd.com/nouse-gpu-uuid"),
+    ),
+    Backend(
+        "vastai",
+        _listed(
+            "VA",
+            "hami.io/node-va-register",
+            "vastaitech.com/va",
+            "json",
+            count=2,
+            devmem=16384,
+            type="Vastai-VA16",
+            custom=lambda r, i: {"DeviceStrategy": "die", "AIC": f"a{i // 2}"},
+        ),
+        _holding("hami.io/Vastai-devices-allocated", "Vastai", (0,), (0,)),
+        _some("vastaitech.com/va", "", "", ONE_TWO, (), ()),
+        ("vastaitech.com/use-gpuuuid", "vastaitech.com/nouse-gpuuuid"),
+    ),
+    Backend(
+        "biren",
+        _listed(
+            "BR", "hami.io/node-biren-register", "birentech.com/gpu", "json", count=2, devmem=32768, type="Biren106"
+        ),
+        _holding("hami.io/Biren-devices-allocated", "Biren", (0,), (0,)),
+        _some("birentech.com/gpu", "", "", ONE_TWO, (), ()),
+        ("birentech.com/use-gpuuuid", "birentech.com/nouse-gpuuuid"),
+    ),
+)
 
 
 def _existing(random: Random, backend: Backend, number: int, spots: list[tuple[str, str]]) -> Raw:
@@ -214,8 +364,10 @@ def _query(random: Random, backend: Backend, number: int, uuids: list[str]) -> R
         notes[nouse] = random.choice((*uuids, ",", " "))
     notes |= _maybe(random, 0.5, "hami.io/gpu-scheduler-policy",
                     ("binpack", "spread", "mutex", "numa", "mutex,binpack", "topology-aware", " mutex ", ""))  # fmt: skip
-    notes |= _maybe(random, 0.15, "nvidia.com/numa-bind", ("true", "T"))
-    notes |= _maybe(random, 0.1, "hami.io/device-scoring-weights", ("slot=1,core=0,memory=3", " memory=2, slot=0,core=1"))
+    notes |= _maybe(random, 0.3, "nvidia.com/numa-bind", ("true", "T"))
+    notes |= _maybe(
+        random, 0.1, "hami.io/device-scoring-weights", ("slot=1,core=0,memory=3", " memory=2, slot=0,core=1")
+    )
     webhook = random.random() < 0.5
 
     def box(name: str) -> Raw:
@@ -231,9 +383,9 @@ def _query(random: Random, backend: Backend, number: int, uuids: list[str]) -> R
     return {"op": "place", "webhook": webhook, "submitted": {"metadata": meta, "spec": spec}}
 
 
-def world(random: Random) -> Raw:
-    """One record of one backend: nodes, bookings and questions without answers."""
-    backend = random.choice(BACKENDS)
+def world(random: Random, kind: str = "") -> Raw:
+    """One record of one backend (any, or the one named): nodes, bookings and questions without answers."""
+    backend = random.choice([b for b in BACKENDS if kind in ("", b.kind)])
     nodes, spots = [], []
     for number in range(random.randint(1, 2)):
         name = f"n{number}-{random.randrange(10**6)}"
