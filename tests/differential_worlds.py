@@ -9,6 +9,7 @@ from typing import Any
 
 Raw = dict[str, Any]
 NAMESPACE = "default"
+POLICIES = ("binpack", "spread", "mutex", "numa", "mutex,binpack", "topology-aware", " mutex ", "")
 
 
 def _node(name: str, annotations: dict[str, str], amounts: dict[str, str]) -> Raw:
@@ -362,8 +363,7 @@ def _query(random: Random, backend: Backend, number: int, uuids: list[str]) -> R
         notes[use] = ",".join(random.sample(uuids, min(2, len(uuids))))
     if nouse and random.random() < 0.2:
         notes[nouse] = random.choice((*uuids, ",", " "))
-    notes |= _maybe(random, 0.5, "hami.io/gpu-scheduler-policy",
-                    ("binpack", "spread", "mutex", "numa", "mutex,binpack", "topology-aware", " mutex ", ""))  # fmt: skip
+    notes |= _maybe(random, 0.5, "hami.io/gpu-scheduler-policy", POLICIES)
     notes |= _maybe(random, 0.3, "nvidia.com/numa-bind", ("true", "T"))
     notes |= _maybe(
         random, 0.1, "hami.io/device-scoring-weights", ("slot=1,core=0,memory=3", " memory=2, slot=0,core=1")
