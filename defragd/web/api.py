@@ -19,6 +19,7 @@ from defragd.web.paging import page, read_number, respond
 from defragd.web.problems import Problem
 from defragd.web.resources import (
     fragmentation_json,
+    has_plan,
     node_json,
     placement_json,
     plan_json,
@@ -155,7 +156,7 @@ def _lists(api: Blueprint, deps: ApiDeps) -> None:
 
     @api.get(f"{PREFIX}/plans")
     def plans() -> Response:
-        items, token = page(request, [r for r in chosen_runs() if r.plan], created_key, newest_first=True)
+        items, token = page(request, [r for r in chosen_runs() if has_plan(r)], created_key, newest_first=True)
         return envelope([plan_json(item) for item in items], token)
 
     @api.get(f"{PREFIX}/runs")

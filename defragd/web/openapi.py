@@ -100,7 +100,7 @@ def _schemas() -> Json:
         "Fragmentation": fragmentation,
         "Plan": record(
             id=STRING, created=TIME, policy=STRING, strategy=STRING, dryRun=BOOL,
-            score=record(name=STRING, before=NUMBER, after=NUMBER),
+            score={"anyOf": [record(name=STRING, before=NUMBER, after=NUMBER), {"type": "null"}]},
             freed=record(devices=INT, nodes=INT),
             moves=arrays(ref("Move")), waves=arrays(arrays(STRING)),
             refused=arrays(record(object=STRING, reason=STRING, detail=STRING)),

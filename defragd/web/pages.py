@@ -19,7 +19,7 @@ from defragd.web.health import run_checks
 from defragd.web.paging import page, read_limit
 from defragd.web.plan_view import draw_plan, read_moves
 from defragd.web.problems import Problem
-from defragd.web.resources import move_counts
+from defragd.web.resources import has_plan, move_counts
 from defragd.web.security import check_token, form_token, keep_token
 from defragd.web.wording import CAUSE_WORDS, age, gib, moment, percent, sentence, shape, short
 
@@ -66,6 +66,7 @@ def _context(deps: ApiDeps) -> dict[str, Any]:
         "move_link": lambda move: f"#move-{quote(move.id)}",
         "badge": lambda word: next((tone for tone, words in TONES.items() if str(word) in words), "plain"),
         "counts": move_counts,
+        "has_plan": has_plan,
         "deps": deps,
         "version": __version__,
         "can_write": deps.writes_enabled,
@@ -112,7 +113,7 @@ def _overview(pages: Blueprint, deps: ApiDeps, views: ViewCache) -> None:
     def overview() -> Response:
         view, score = views.get(), deps.score()
         runs = newest_first(list(deps.runs.list()))
-        newest = next((run for run in runs if run.plan), None)
+        newest = next((run for run in runs if has_plan(run)), None)
         plan = newest.plan if newest is not None and newest.phase in OPEN_PLANS else None
         starts = [(s.utc, policy, s) for policy in deps.policies() for s in policy.next_starts if s.allowed]
         return show(
@@ -198,13 +199,13 @@ def _query(**values: str) -> str:
 def _plans(pages: Blueprint, deps: ApiDeps, views: ViewCache) -> None:
     @pages.get("/plans")
     def plans() -> Response:
-        runs = [run for run in newest_first(list(deps.runs.list())) if run.plan]
+        runs = [run for run in newest_first(list(deps.runs.list())) if has_plan(run)]
         return show(deps, "plans.html", runs=runs[:ROWS_PER_PAGE], more=len(runs) > ROWS_PER_PAGE)
 
     @pages.get("/plans/<name>")
     def plan(name: str) -> Response:
         run = deps.runs.get(name)
-        if run is None or not run.plan:
+        if run is None or not has_plan(run):
             raise Problem(404, f"no plan {name[:120]!r}; see the list of plans", reason="PlanUnknown")
         return show(deps, "plan.html", run=run, plan=run.plan, **_picture(run, views.get()))
 

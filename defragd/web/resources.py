@@ -212,9 +212,33 @@ def run_move_json(move: RunMove) -> Json:
     }
 
 
+_EMPTY_PLAN: Mapping[str, Any] = {
+    "score": None,
+    "freed": {"devices": 0, "nodes": 0},
+    "moves": [],
+    "refused": [],
+    "stopped": "",
+    "elapsedSeconds": 0.0,
+}
+"""What a record of another version may lack; the contract's fields are always there."""
+
+
+def has_plan(run: Run) -> bool:
+    """A plan was computed. Runs that were held back or failed before only note policy and strategy."""
+    return "waves" in run.plan
+
+
 def plan_json(run: Run) -> Json | None:
     """The plan object of a run with its id (the run's name) and when it was made."""
-    if not run.plan:
+    if not has_plan(run):
         return None
     plan: Mapping[str, Any] = run.plan
-    return {**plan, "id": run.name, "created": stamp(run.created), "dryRun": run.mode == "DryRun"}
+    return {
+        **_EMPTY_PLAN,
+        "policy": run.policy,
+        "strategy": run.strategy,
+        **plan,
+        "id": run.name,
+        "created": stamp(run.created),
+        "dryRun": run.mode == "DryRun",
+    }

@@ -158,6 +158,23 @@ def test_newest_runs_come_first(world: WebWorld) -> None:
     assert ids == ["nightly-consolidation-3", "weekly-drain-1", "nightly-consolidation-2", "nightly-consolidation-1"]
 
 
+def test_runs_that_never_got_a_plan_are_no_plans(world: WebWorld) -> None:
+    """Held back or failed before planning: the record only names policy and strategy."""
+    held = replace(world.runs.items[0], name="held", plan={"policy": "p", "strategy": "best-fit", "moves": []})
+    old = replace(world.runs.items[0], name="old", plan={"waves": [], "moves": []})
+    world.runs.items = [held, old]
+    c = client(world)
+    body = json.loads(c.get("/api/v1/plans").data)
+    assert [item["id"] for item in body["items"]] == ["old"]
+    jsonschema.Draft202012Validator(schema_of("/api/v1/plans")).validate(body)
+    problem(c.get("/api/v1/plans/held"), 404, "PlanUnknown")
+    detail = json.loads(c.get("/api/v1/runs/held").data)
+    assert detail["plan"] is None and detail["moves"]["planned"] == 0
+    page = c.get("/runs/held", headers={"Accept": "text/html"}).data.decode()
+    assert "its plan" not in page and c.get("/plans", headers={"Accept": "text/html"}).status_code == 200
+    assert c.get("/plans/old", headers={"Accept": "text/html"}).status_code == 200
+
+
 def test_lists_filter(world: WebWorld) -> None:
     c = client(world)
     assert len(json.loads(c.get("/api/v1/placements?phase=Failed").data)["items"]) == 1
