@@ -29,6 +29,8 @@ class Scheduler:
         self._cluster = cluster
         self._waiting: dict[str, int] = {}
         """Pod key to number of failed binds."""
+        self._until: dict[str, float] = {}
+        """Pod key to the end of its back-off, which nothing shortens."""
 
     def add(self, key: str) -> None:
         """A pod was created, or its last gate was removed, or it was changed."""
@@ -49,8 +51,11 @@ class Scheduler:
         pod = cluster.pods.get(key)
         if pod is None or pod.node or pod.deleting or not pod.live:
             self._waiting.pop(key, None)
+            self._until.pop(key, None)
             return
         if pod.gates or key not in self._waiting:
+            return
+        if cluster.clock.monotonic() < self._until.get(key, 0.0) - 1e-6:
             return
         view = replace(cluster.snapshot(), holds=())
         node, fit, why = choose(view, pod, cluster)
@@ -61,7 +66,9 @@ class Scheduler:
         if node.lock is not None and node.lock.holder != key:
             failed = self._waiting[key]
             self._waiting[key] = failed + 1
-            cluster.at(BACKOFF[min(failed, len(BACKOFF) - 1)], lambda: self._try(key))
+            pause = BACKOFF[min(failed, len(BACKOFF) - 1)]
+            self._until[key] = cluster.clock.monotonic() + pause
+            cluster.at(pause, lambda: self._try(key))
             return
         assert fit is not None
         del self._waiting[key]
