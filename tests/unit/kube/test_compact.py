@@ -62,7 +62,7 @@ pods = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(pods, min_size=1, max_size=6))
 def test_what_is_decided_on_stays_the_same(found: list[dict[str, Any]]) -> None:
     plain, compact = ListDecoder(wire.Pod, "Pod"), kinds.PODS.decoder()

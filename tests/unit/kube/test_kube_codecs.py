@@ -154,7 +154,7 @@ def canonical(selector: Selector) -> set[Expression]:
     return set(selector.expressions)
 
 
-@settings(max_examples=80)
+@settings(max_examples=40, deadline=None)
 @given(specs, statuses)
 def test_placements_survive_the_round_trip_and_fit_the_schema(spec, status):
     placement = Placement("ns", "p", spec, labels={"a": "b"}, finalizers=("x/y",))
@@ -252,7 +252,7 @@ runs = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40, deadline=None)
 @given(runs)
 def test_runs_survive_the_round_trip_and_fit_the_schema(run):
     obj = run_to_object(run)
@@ -273,6 +273,7 @@ def test_a_run_whose_status_was_never_written_has_not_begun(mode, phase):
     assert run_from_wire(obj).phase is phase
 
 
+@settings(deadline=None)
 @given(spans)
 def test_spans(span):
     text = format_span(span)
@@ -280,6 +281,7 @@ def test_spans(span):
     assert re.fullmatch(r"([0-9]+([.][0-9]+)?(ms|s|m|h))+", text)
 
 
+@settings(deadline=None)
 @given(times)
 def test_times(value):
     assert parse_time(format_time(value)) == value
