@@ -1,6 +1,6 @@
 """Differential test by hand: HAMi's own scheduler and our fit asked the same questions in random worlds.
 
-    DEFRAGD_HAMI_SCHEDULER=/path/to/scheduler python -m tests.differential_hami [--worlds N] [--seed S] [--backend K] ...
+    DEFRAGD_HAMI_SCHEDULER=/path/to/scheduler python -m tests.differential_hami [--worlds N] [--seed S] [...]
 
 Runs a control plane with that binary, creates nodes of every backend, pods that hold devices and pods that ask, and
 compares HAMi's `/filter` (fits or not, reason text, annotations) and admission with ours. Every disagreement is printed
