@@ -58,7 +58,11 @@ def _translate(hint: Any) -> Any:
 
 def check_args(kind: type, args: Mapping[str, Any]) -> tuple[Any, list[ArgsProblem]]:
     """(instance of ``kind``, []) or (None, problems). A ValueError of the dataclass is a problem of the whole."""
-    model = model_of(kind)
+    try:
+        model = model_of(kind)
+    except Exception as error:  # noqa: BLE001 - types of a plug-in may be anything
+        said = f"the strategy's arguments cannot be described: {type(error).__name__}: {error}"
+        return None, [ArgsProblem((), "value_error", said, {})]
     try:
         text = json.dumps(dict(args), allow_nan=True)
         built = model.model_validate_json(text)
