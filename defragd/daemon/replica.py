@@ -43,6 +43,21 @@ from defragd.ports import (
 from defragd.web.deps import ApiDeps, Authorize, User, deny_writes
 from defragd.web.explainer import build_explain
 
+PAUSED = "defragd.io/paused"
+"""Annotation on our own namespace: nothing new starts anywhere while it is there. Its value is the reason."""
+
+
+def paused_by(reader: ClusterReader, namespace: str) -> Callable[[], str]:
+    """The global pause: ``kubectl annotate namespace NS defragd.io/paused=REASON`` (removed, empty or "false": not)."""
+
+    def paused() -> str:
+        if not reader.synced():
+            return ""
+        said = reader.snapshot().namespace_annotations.get(namespace, {}).get(PAUSED, "").strip()
+        return "" if said.lower() in ("", "false") else f"paused by namespace {namespace}: {said[:200]}"
+
+    return paused
+
 
 @dataclass(frozen=True, slots=True)
 class Ports:
@@ -73,7 +88,6 @@ class Replica:
         hook: Hook,
         vendors: Mapping[str, Vendor],
         namespace: str,
-        paused: Callable[[], str] = lambda: "",
         admission_mode: str = "gate",
         resources: frozenset[str] = frozenset(),
         max_age_seconds: float = 90.0,
@@ -83,6 +97,7 @@ class Replica:
         self.ports, self.policies, self._hook, self._vendors = ports, policies, hook, vendors
         self._mode, self._resources = admission_mode, resources
         p = ports
+        paused = paused_by(p.reader, namespace)
         self.loops = Loops(p.clock, hook)
         self.keeper = GateKeeper(reader=p.reader, placements=p.placements, pods=p.pods, clock=p.clock, hook=hook)
         self.beats = HeartbeatLoop(
