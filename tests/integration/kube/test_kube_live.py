@@ -107,6 +107,12 @@ def test_no_list_in_steady_state(cluster: Cluster) -> None:
         made.stop()
 
 
+def observed(cluster: Cluster, name: str) -> bool:
+    """The disruption controller has looked at the budget."""
+    path = objects.COLLECTIONS["PodDisruptionBudget"].format(ns="default")
+    return (cluster.api.get(f"{path}/{name}").get("status") or {}).get("observedGeneration", 0) > 0
+
+
 def test_outcomes_of_real_evictions(cluster: Cluster, kube: KubeCluster) -> None:
     keys = running(cluster, kube, 3)
     pods = [kube.snapshot().pods[key] for key in keys]
@@ -118,13 +124,13 @@ def test_outcomes_of_real_evictions(cluster: Cluster, kube: KubeCluster) -> None
 
     cluster.create(objects.pdb("none", {"app": "web"}, maxUnavailable=0))
     budgets = lambda: {b.name: b for b in kube.snapshot().budgets}
-    until(kube, lambda: "none" in budgets() and budgets()["none"].observed)
+    wait_for(lambda: observed(cluster, "none"), 15)
     for dry in (True, False):
         blocked = kube.pods.evict(target, dry_run=dry)
         assert (blocked.outcome, blocked.retry_after) == (Outcome.BLOCKED, None) and "budget" in blocked.message
 
     cluster.create(objects.pdb("second", {"app": "web"}, maxUnavailable=1))
-    until(kube, lambda: "second" in budgets() and budgets()["second"].observed)
+    wait_for(lambda: observed(cluster, "second"), 15)
     for dry in (True, False):
         refused = kube.pods.evict(target, dry_run=dry)
         assert refused.outcome is Outcome.REFUSED and "more than one PodDisruptionBudget" in refused.message
