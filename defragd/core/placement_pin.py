@@ -39,6 +39,24 @@ def is_pinned_by(pod: Pod, placement: Placement) -> bool:
     return pod.created >= placement.created.replace(microsecond=0)
 
 
+def uuid_lists(pod: Pod, vendors: Mapping[str, Vendor]) -> dict[str, str]:
+    """The pod's use and nouse annotations by key. A pod that was read keeps what they say in its selection, not the
+    text; so the text is made again (members sorted). Keys that share a vendor then carry that vendor's whole list."""
+    lists = {key: text for vendor in vendors.values() for key in _keys(vendor) if (text := pod.annotations.get(key))}
+    for word in dict.fromkeys(request.vendor for request in pod.requests):
+        vendor, chosen = vendors.get(word), pod.selections.get(word, pod.selection)
+        if vendor is None:
+            continue
+        for keys, members in ((vendor.use_keys, chosen.use_uuids), (vendor.nouse_keys, chosen.nouse_uuids)):
+            for key in keys if members else ():
+                lists.setdefault(key, ",".join(sorted(members or ())))
+    return lists
+
+
+def _keys(vendor: Vendor) -> tuple[str, ...]:
+    return (*vendor.use_keys, *vendor.nouse_keys)
+
+
 def pin_annotations(devices: Sequence[Device], vendors: Mapping[str, Vendor]) -> dict[str, str]:
     """Use-UUID annotations of the devices' vendors: exactly these devices, no blanks (HAMi <= 2.9 does not trim)."""
     return {
@@ -55,7 +73,8 @@ def pin_patch(
     """The merge patch of the pin; ``metadata.uid`` makes it fail on a namesake of the pod."""
     pins = pin_annotations(devices, vendors)
     annotations: dict[str, str | None] = {**pins, PINNED: placement.name, DEADLINE: None}
-    before = {key: pod.annotations[key] for key in pins if pod.annotations.get(key, "").strip()}
+    lists = uuid_lists(pod, vendors)
+    before = {key: lists[key] for key in pins if lists.get(key, "").strip()}
     if before:
         annotations[USER_UUIDS] = ";".join(f"{key}={value}" for key, value in sorted(before.items()))
     annotations |= unsteered(pod, vendors)
@@ -102,11 +121,10 @@ def unsteered(pod: Pod, vendors: Mapping[str, Vendor]) -> dict[str, str | None]:
     if STEERED not in pod.annotations:
         return {}
     changes: dict[str, str | None] = {STEERED: None}
+    lists = uuid_lists(pod, vendors)
     for vendor in vendors.values():
         for key in vendor.nouse_keys:
-            if key not in pod.annotations:
-                continue
-            listed = [part.strip() for part in pod.annotations[key].split(",") if part.strip()]
+            listed = [part.strip() for part in lists.get(key, "").split(",") if part.strip()]
             kept = [uuid for uuid in listed if uuid not in ours]
             if len(kept) != len(listed):
                 changes[key] = ",".join(kept) or None

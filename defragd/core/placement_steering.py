@@ -12,7 +12,7 @@ from typing import Any
 
 from defragd.core.model import Pod
 from defragd.core.placement import GATE, PINNED, STEERED, Placement, Step
-from defragd.core.placement_pin import unsteered
+from defragd.core.placement_pin import unsteered, uuid_lists
 from defragd.core.vendor import Vendor
 
 
@@ -82,7 +82,7 @@ def steer_patches(
                 continue
         if held and not pod.node and competes(pod, words):
             wanted = {uuid: word for uuid, word in held.items() if any(r.vendor == word for r in pod.requests)}
-            changes = steering(annotations, wanted, vendors)
+            changes = steering({**annotations, **uuid_lists(pod, vendors)}, wanted, vendors)
             if changes:
                 out.append((pod, {"metadata": {"uid": pod.uid, "annotations": changes}}))
     return out
@@ -94,7 +94,8 @@ def _relief(pod: Pod, held: Mapping[str, str], vendors: Mapping[str, Vendor]) ->
     if not pod.node and GATE not in pod.gates:
         still = {uuid: held[uuid] for uuid in _members(pod.annotations.get(STEERED)) if uuid in held}
         if still:
-            cleaned = {k: v for k, v in {**pod.annotations, **changes}.items() if v is not None}
+            merged = {**pod.annotations, **uuid_lists(pod, vendors), **changes}
+            cleaned = {key: value for key, value in merged.items() if value is not None}
             changes |= steering(cleaned, still, vendors)
     return {"metadata": {"uid": pod.uid, "annotations": changes}}
 

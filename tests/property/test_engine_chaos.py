@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
 from tests.property.test_engine_stateful import NODES, Engine
 
-FAULTS = ["lost-before", "lost-after", "conflict", "busy", "kill-before", "kill-after"]
+MIX = ["lost-before", "lost-after", "conflict", "busy", "kill-before", "kill-after", *["ok"] * 6]
+"""Answers to the daemon's next writes."""
 
 
 def chaos(seed: int, steps: int = 40) -> Engine:
@@ -30,40 +32,28 @@ def chaos(seed: int, steps: int = 40) -> Engine:
 
 
 def _act(engine: Engine, rng: random.Random) -> None:
-    roll = rng.random()
-    if roll < 0.25:
-        engine.place(rng.randrange(6), rng.choice(NODES), rng.randrange(2))
-    elif roll < 0.3:
-        engine.place_by_selector(rng.choice(NODES), rng.randrange(2), rng.randrange(4))
-    elif roll < 0.45:
-        mix = [*FAULTS, *["ok"] * 8]
-        engine.faults(rng.randrange(2), [rng.choice(mix) for _ in range(rng.randrange(6))])
-    elif roll < 0.55:
-        engine.kill(rng.randrange(2))
-    elif roll < 0.6:
-        engine.change_of_leader()
-    elif roll < 0.66:
-        engine.lag(rng.randrange(2), rng.random() < 0.4)
-    elif roll < 0.69:
-        engine.webhook(rng.random() < 0.6)
-    elif roll < 0.73:
-        engine.weather(rng.choice([0.0, 0.5, 0.5, 3.0, 12.0]), rng.random() < 0.2)
-    elif roll < 0.77:
-        engine.workload_breaks(rng.random() < 0.2, rng.random() < 0.2)
-    elif roll < 0.81:
-        engine.scale(rng.randrange(3), rng.randrange(1, 4))
-    elif roll < 0.84:
-        engine.somebody_deletes_a_pod(rng.randrange(20))
-    elif roll < 0.88:
-        engine.set_budget(rng.randrange(3), rng.choice([0, 1, 1, 2]))
-    elif roll < 0.91:
-        engine.delete_placement(rng.randrange(5))
-    elif roll < 0.94:
-        engine.node_changes(rng.choice(NODES), rng.random() < 0.8, rng.random() < 0.2)
-    elif roll < 0.98:
-        engine.foreign_pod(rng.choice([500, 9000]))
-    else:
-        engine.long_time()
+    actions: list[tuple[float, Callable[[], object]]] = [
+        (22, lambda: engine.place(rng.randrange(6), rng.choice(NODES), rng.randrange(2))),
+        (5, lambda: engine.place_by_selector(rng.choice(NODES), rng.randrange(2), rng.randrange(4))),
+        (16, lambda: engine.faults(rng.randrange(2), [rng.choice(MIX) for _ in range(rng.randrange(8))])),
+        (9, lambda: engine.kill(rng.randrange(2))),
+        (5, engine.change_of_leader),
+        (3, lambda: engine.no_leader(rng.random() < 0.5)),
+        (10, lambda: engine.lag(rng.randrange(2), rng.random() < 0.5)),
+        (3, lambda: engine.webhook(rng.random() < 0.6)),
+        (4, lambda: engine.weather(rng.choice([0.0, 0.5, 0.5, 3.0, 12.0]), rng.random() < 0.2)),
+        (2, lambda: engine.scheduler(rng.random() < 0.5)),
+        (2, lambda: engine.workload_breaks(rng.random() < 0.2, rng.random() < 0.2)),
+        (4, lambda: engine.scale(rng.randrange(3), rng.randrange(1, 4))),
+        (3, lambda: engine.somebody_deletes_a_pod(rng.randrange(20))),
+        (4, lambda: engine.set_budget(rng.randrange(3), rng.choice([0, 1, 1, 2]))),
+        (3, lambda: engine.delete_placement(rng.randrange(5))),
+        (3, lambda: engine.node_changes(rng.choice(NODES), rng.random() < 0.8, rng.random() < 0.2)),
+        (2, lambda: engine.foreign_pod(rng.choice([500, 9000]))),
+        (3, lambda: engine.thief(rng.randrange(4))),
+        (2, engine.long_time),
+    ]
+    rng.choices([act for _, act in actions], [weight for weight, _ in actions])[0]()
 
 
 def outcomes(engines: list[Engine]) -> Counter[str]:

@@ -119,6 +119,24 @@ class Engine(RuleBasedStateMachine):
             self.names += 1
             self.world.bare(f"job-{self.names}", {"app": "job"}, memory=memory)
 
+    @rule(which=st.integers(0, 3))
+    def thief(self, which: int) -> None:
+        """A pod that nobody steered takes a held place, if there is still room on the device."""
+        held = [(h.node, a.uuid) for h in self.world.seen().snapshot.holds for a in h.allocations]
+        if not held or len(self.world.pods) > 14:
+            return
+        where, uuid = held[which % len(held)]
+        if self.world.nodes[where].lock is not None or self._used(where, uuid) + 9000 > 16384:
+            return
+        self.names += 1
+        webhooks, self.world.webhooks = self.world.webhooks, []
+        raw = self.world.bare(f"thief-{self.names}", {"app": "thief"}, memory=9000)
+        self.world.webhooks = webhooks
+        self.world._book(raw, where, (uuid,))
+
+    def _used(self, where: str, uuid: str) -> int:
+        return replace(self.world.seen().snapshot, holds=()).usage(where)[uuid].memory_mib
+
     @rule(which=st.integers(0, 2), replicas=st.integers(1, 3))
     def scale(self, which: int, replicas: int) -> None:
         owned = self.world.owners.get(f"owner-w{which}")
@@ -155,6 +173,10 @@ class Engine(RuleBasedStateMachine):
     def weather(self, termination: float, forget: bool) -> None:
         self.world.termination, self.world.forget = termination, forget
 
+    @rule(down=st.booleans())
+    def scheduler(self, down: bool) -> None:
+        self.world.scheduler_down = down
+
     @rule(broken=st.booleans(), dead=st.booleans())
     def workload_breaks(self, broken: bool, dead: bool) -> None:
         self.world.never_ready = {"w0"} if broken else set()
@@ -178,6 +200,11 @@ class Engine(RuleBasedStateMachine):
     def change_of_leader(self) -> None:
         for replica in self.replicas:
             replica.access.leading = not replica.access.leading
+
+    @rule(none=st.booleans())
+    def no_leader(self, none: bool) -> None:
+        for index, replica in enumerate(self.replicas):
+            replica.access.leading = index == 0 and not none
 
     @rule(up=st.booleans())
     def webhook(self, up: bool) -> None:
@@ -239,7 +266,7 @@ class Engine(RuleBasedStateMachine):
     def _calm_down(self) -> None:
         """The faults end; what was begun must come to its end."""
         world = self.world
-        world.termination, world.forget = 0.5, False
+        world.termination, world.forget, world.scheduler_down = 0.5, False, False
         world.never_ready, world.fail_allocate = set(), set()
         for name in NODES:
             world.nodes[name] = replace(world.nodes[name], ready=True, schedulable=True)
@@ -253,7 +280,7 @@ class Engine(RuleBasedStateMachine):
         pods = [self.world.read(p) for p in self.world.pods.values()]
         found = [f"open {p.key} {p.status.reason}" for p in self.world.placements.values() if p.open]
         found += [f"gated {p.key}" for p in pods if GATE in p.gates]
-        found += [f"steered {p.key}" for p in pods if STEERED in p.annotations and p.live]
+        found += [f"steered {p.key}" for p in pods if (STEERED in p.annotations or p.selection.nouse_uuids) and p.live]
         found += [f"stranded {p.key}" for p in pods if p.selection.pinned_by_us and not p.node]
         found += [f"hold {h.placement}" for h in self.world.seen().snapshot.holds]
         return found

@@ -144,7 +144,7 @@ class EngineWorld:
         self.termination = 0.5
         self.allocate = 0.3
         self.start = 0.3
-        self.schedule_lag = 0.03
+        self.scheduler_down = False
         self.never_ready: set[str] = set()
         self.fail_allocate: set[str] = set()
         self.forget = False
@@ -352,6 +352,8 @@ class EngineWorld:
                 self._create(owned, 0)
 
     def _schedule(self) -> None:
+        if self.scheduler_down:
+            return
         view = replace(self.seen().snapshot, holds=())
         for raw in list(self.pods.values()):
             meta, spec = raw["metadata"], raw["spec"]

@@ -47,7 +47,7 @@ def test_a_move_from_end_to_end(world: EngineWorld) -> None:
         "Completed": "True",
         "Ready": "True",
     }
-    # 0.5 s termination, 0.1 s settle after it, 0.3 + 0.3 s Allocate and start, 1 s settle (from the end of the whole second), steps
+    # 0.5 s termination, 0.3 + 0.3 s Allocate and start, 1 s settle from the end of the whole second, steps
     assert took < 3.5
     assert len(replica.access.notes) <= 2
 
@@ -519,3 +519,41 @@ def test_lost_leadership_writes_nothing_more(world: EngineWorld) -> None:
     drive(world, replica, seconds=1)
     assert replica.access.calls == before
     assert world.status(key).step is not Step.ENDED
+
+
+def test_lost_answer_of_an_eviction_and_a_cache_that_stands_still(world: EngineWorld) -> None:
+    """The eviction happened, nobody told us, and our cache shows the pod alive for long: no second one."""
+    key, replica = moved(world, timeouts=Timeouts(evict=timedelta(seconds=120)))
+    world.termination = 40.0
+    drive(world, replica, seconds=5, until=lambda: world.status(key).step is Step.EVICTING)
+    replica.access.faults = ["lost-after"]
+    replica.access.freeze()
+    drive(world, replica, seconds=20)
+    assert len(world.evictions) == 1
+    assert not world.breaches.found
+    assert replica.access.calls.count("evict") > 1, "it was tried again, and refused by the revision"
+    replica.access.freeze(False)
+    drive(world, replica, seconds=60, until=ended(world, key))
+    assert world.status(key).phase is Phase.COMPLETED
+    assert len(world.evictions) == 1
+
+
+def test_lost_answer_of_a_pin_sticks_to_the_pod(world: EngineWorld) -> None:
+    """The pin was written, nobody told us, and meanwhile an older gated pod becomes visible: still one pod."""
+    key, replica = moved(world)
+    world.owners["owner-a"].replicas = 2
+    drive(world, replica, seconds=10, until=lambda: len(world.of(world.owners["owner-a"])) == 2)
+    drive(world, replica, seconds=5, until=lambda: bool(world.gated()) and world.status(key).step is Step.EVICTING)
+    while "default/a-1" in world.pods:
+        world.tick()
+    replica.access.faults = ["lost-after"]
+    replica.access.freeze()
+    drive(world, replica, seconds=1)
+    assert len(world.pinned[key]) == 1
+    for raw in world.pods.values():  # another pod of the owner, older by its UID
+        if "scheduling.hami.placement.com/pinned" not in raw["metadata"].get("annotations", {}):
+            raw["metadata"]["uid"] = "a-first"
+    replica.access.freeze(False)
+    drive(world, replica, until=ended(world, key))
+    assert len(world.pinned[key]) == 1
+    assert world.status(key).phase is Phase.COMPLETED
