@@ -64,10 +64,13 @@ class Drainer:
         """Price of emptying it: the summed cost of its pods."""
         return float(sum(self.desk.cost[pod] for pod in self.pods_on(target)))
 
-    def try_cheap(self, targets: Sequence[Target], count: int, *, near: bool, patience: int) -> None:
+    def try_cheap(
+        self, targets: Sequence[Target], count: int, *, near: bool, patience: int, moves: int | None = None
+    ) -> None:
         """Empties targets in the given order until ``count`` are done; nobody asks why the others cannot be.
 
         A second pass pushes one other pod further on where there is no hole; it gives up after ``patience`` failures.
+        ``moves``: pods that may be moved in all.
         """
         shape = self.desk.shapes.shape
         for pushes in (0, 1):
@@ -79,6 +82,8 @@ class Drainer:
                     continue
                 pods = self.pods_on(target)
                 if any(pod in self.taken for pod in pods):
+                    continue
+                if moves is not None and len(self.taken) + len(pods) + pushes > moves:
                     continue
                 if pushes == 0 and any(int(shape[pod]) in self._homeless for pod in pods):
                     continue

@@ -11,6 +11,7 @@ from defragd.core.plan import Refusal
 from defragd.core.reasons import Reason
 from defragd.core.search_greedy import LEAST, Greedy
 from defragd.core.search_lns import Lns, home_fits
+from defragd.core.search_macro import DeviceFreer, empty_nodes
 from defragd.core.strategy import Proposal, Scene
 from defragd.core.tables import Spot, World
 
@@ -25,6 +26,10 @@ LARGE_STEPS = 0
 def improve(scene: Scene, objective: str, *, use_idle_nodes: bool) -> Proposal:
     """Moves that improve ``objective`` within the policy's caps."""
     desk = Desk(scene, objective, use_idle_nodes=use_idle_nodes)
+    if objective == "nodes":
+        empty_nodes(desk, scene.rules.budgets.total)
+    elif objective == "devices":
+        DeviceFreer(desk, scene.rules.budgets.total).run()
     greedy = Greedy(
         desk.world,
         desk.cost,
@@ -35,6 +40,7 @@ def improve(scene: Scene, objective: str, *, use_idle_nodes: bool) -> Proposal:
         verify=desk.verify,
         should_stop=scene.should_stop,
     )
+    greedy.moved = dict.fromkeys(desk.moved())
     stopped = greedy.run()
     steps = scene.max_steps if scene.max_steps is not None else _steps(desk.world)
     if stopped != "time" and steps > 0:

@@ -1,4 +1,4 @@
-"""Small worlds for planner tests, written the way the cases are: ``world("n1 { g0 24G: a 10G/30c; g1 24G: - }")``.
+"""Small worlds for planner tests, in the notation of the cases: ``world("n1 { g0 24G: a 10G/30c; g1 24G: - }")``.
 
 ``x 2x20G`` asks for two devices, ``whole`` for all of one, ``a@A`` names the workload. Every pod belongs to a Deployment
 of its own with two replicas unless a workload is named.
@@ -59,7 +59,9 @@ def _request(text: str) -> tuple[int, int, int, int]:
     return n, int(float(size.removesuffix("G")) * GIB), 0, int(cores.removesuffix("c")) if cores else 0
 
 
-def make_pod(name: str, request: str, *, workload: str = "", devices: list[Device] | None = None, **fields: object) -> Pod:
+def make_pod(
+    name: str, request: str, *, workload: str = "", devices: list[Device] | None = None, **fields: object
+) -> Pod:
     """A pod of namespace ``ns``; with ``devices`` it runs on them, without it is pending."""
     count, mib, pct, cores = _request(request)
     owner = workload or name

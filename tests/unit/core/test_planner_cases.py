@@ -26,12 +26,14 @@ def test_enough_in_sum_too_little_on_any_device():
 
 @pytest.mark.parametrize("strategy", ["make-room"])
 def test_room_for_a_four_device_job_takes_two_moves(strategy):
-    snapshot = world(
-        "n1 { g0 24G: p4 4xwhole; g1 24G: p4; g2 24G: p4; g3 24G: p4; g4 24G: p2 2xwhole; g5 24G: p2; g6 24G: p1 whole; g7 24G: - }"
-        "n2 { g0 24G: q4 4xwhole; g1 24G: q4; g2 24G: q4; g3 24G: q4; g4 24G: q2 2xwhole; g5 24G: q2; g6 24G: -; g7 24G: - }"
-        "n3 { g0 24G: r4 4xwhole; g1 24G: r4; g2 24G: r4; g3 24G: r4; g4 24G: r2 2xwhole; g5 24G: r2; g6 24G: r1 whole; g7 24G: - }",
-        pending="z 4xwhole",
-    )
+    def node(name: str, *pods: str) -> str:
+        """Eight devices, the pods (name and number of whole devices) from the left."""
+        held = [f"{pod[:2]} {pod[2:]}xwhole" for pod in pods for _ in range(int(pod[2:]))]
+        held += ["-"] * (8 - len(held))
+        return f"{name} {{ " + "; ".join(f"g{i} 24G: {what}" for i, what in enumerate(held)) + " } "
+
+    text = node("n1", "p44", "p22", "p11") + node("n2", "q44", "q22") + node("n3", "r44", "r22", "r11")
+    snapshot = world(text, pending="z 4xwhole")
     reply = make_plan(snapshot, strategy)
     assert len(reply.moves) == 2, reply.moves
     assert moved(reply) in ({"ns/p2", "ns/p1"}, {"ns/r2", "ns/r1"}, {"ns/p1", "ns/q2"}, {"ns/r1", "ns/q2"})
