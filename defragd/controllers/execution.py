@@ -103,7 +103,7 @@ class RunController:
                 stop.wait(2.0)
             self.beat = self._clock.monotonic()
             seen = self._reader.wait(seen, 1.0 if busy else 2.0)
-            stop.wait(0.1)
+            stop.wait(0.2)
 
     def cycle(self) -> bool:
         """One look at all runs that have not ended. True when there is one under way."""

@@ -73,9 +73,8 @@ class Starter:
         self._known: dict[str, Check] = {}
         self._last_moved = moves_lately((r for r in around.runs if r.name != run.name), now)[1]
         self.books = self._books(placements)
-        self.ledger = Ledger.of(snapshot)
-        self.floor = Floor.of(snapshot, self.ledger)
-        self._count_leaving(placements)
+        self._placements = placements
+        self._limits: tuple[Ledger, Floor] | None = None
 
     def _books(self, placements: Sequence[Placement]) -> Books:
         others = [r for r in self.around.runs if r.name != self.run.name]
@@ -86,8 +85,17 @@ class Starter:
         entries += foreign_entries(placements, self.snapshot.pods, known=known)
         return Books.of(self.rules.budgets, entries, now=self.now)
 
-    def _count_leaving(self, placements: Sequence[Placement]) -> None:
+    def _standing(self) -> tuple[Ledger, Floor]:
+        """Disruption budgets and floors as they are; built when first asked for, which in most looks is never."""
+        if self._limits is None:
+            ledger = Ledger.of(self.snapshot)
+            self._limits = ledger, Floor.of(self.snapshot, ledger)
+            self._count_leaving(*self._limits)
+        return self._limits
+
+    def _count_leaving(self, ledger: Ledger, floor: Floor) -> None:
         """Pods that open placements will evict, or have evicted without our having seen it yet."""
+        placements = self._placements
         claimed = {
             f"{p.namespace}/{p.spec.evict_pod}": p.spec.evict_pod_uid or p.status.evicted_uid
             for p in placements
@@ -102,8 +110,8 @@ class Starter:
         for key, uid in claimed.items():
             pod = self.snapshot.pods.get(key)
             if pod is not None and not pod.deleting and uid in ("", pod.uid):
-                self.ledger.take(pod)
-                self.floor.take(pod)
+                ledger.take(pod)
+                floor.take(pod)
 
     def start(self) -> list[Placement]:
         created: list[Placement] = []
@@ -188,8 +196,9 @@ class Starter:
             for move in batch:
                 self._drop(move.id, bad.reason, bad.detail)
             return []
-        books, ledger = self.books.copy(), self.ledger.copy()
-        floor = self.floor.copy(ledger)
+        standing, below = self._standing()
+        books, ledger = self.books.copy(), standing.copy()
+        floor = below.copy(ledger)
         for move, check in zip(batch, checks, strict=True):
             assert check.pod is not None
             claim = claim_of(move, self.run.name)
@@ -205,7 +214,7 @@ class Starter:
             books.take(claim, self.now)
             ledger.take(check.pod)
             floor.take(check.pod)
-        self.books, self.ledger, self.floor = books, ledger, floor
+        self.books, self._limits = books, (ledger, floor)
         return [self._create(m, c, len(batch)) for m, c in zip(batch, checks, strict=True)]
 
     def _recheck(self, move: Move, batch: list[Move]) -> Check:

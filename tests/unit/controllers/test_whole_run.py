@@ -167,6 +167,7 @@ def test_a_workload_that_never_gets_ready_stops_the_run() -> None:
     assert world.cluster.overdrawn == []
 
 
+@pytest.mark.slow
 def test_lagging_caches_do_not_start_more_than_allowed() -> None:
     """Watches five seconds behind: never more than two in flight from one node, and the run still ends well."""
     rules = with_rules(per_source_node=replace(FAST.budgets.per_source_node, in_flight=2), concurrent=3)
@@ -194,7 +195,9 @@ def test_lagging_caches_do_not_start_more_than_allowed() -> None:
 
 
 @pytest.mark.parametrize("operation", ["create", "write_run", "evict", "patch_pod", "write_status"])
-@pytest.mark.parametrize("outcome", [Outcome.CONFLICT, Outcome.UNKNOWN, Outcome.BLOCKED])
+@pytest.mark.parametrize(
+    "outcome", [Outcome.CONFLICT, Outcome.UNKNOWN, pytest.param(Outcome.BLOCKED, marks=pytest.mark.slow)]
+)
 def test_answers_that_are_lost_or_refused_once(operation: str, outcome: Outcome) -> None:
     """The first two writes of a kind are answered so and do not happen; the run ends well all the same."""
     world = World(small())
@@ -291,12 +294,12 @@ def test_a_known_state_that_comes_back_opens_the_breaker() -> None:
 
 def test_history_is_bounded() -> None:
     world = World(small())
-    for _ in range(30):
+    for _ in range(22):
         world.replica.planning.plan_policy(world.job("DryRun"))
         world.cluster.advance(60, step=30)
     assert len(world.cluster.runs) <= 20
     consolidated = World(build([node("n1", 1)], []))
-    for _ in range(12):
+    for _ in range(7):
         consolidated.replica.planning.plan_policy(consolidated.job())
         consolidated.cluster.advance(60, step=30)
     assert len(consolidated.cluster.runs) <= 5
