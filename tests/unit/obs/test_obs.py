@@ -21,7 +21,8 @@ from defragd.obs.logging import clean, configure, get_logger
 from defragd.obs.metrics import Metrics, known_reason
 from defragd.obs.observer import FAULT_INTERVAL, Observer
 from defragd.obs.pools import Bounded, pool_by_label, pool_of
-from tests.support.web_world import build_placements, build_runs, build_score, build_snapshot, build_world
+from tests.support.web_fakes import build_score
+from tests.support.web_world import build_placements, build_runs, build_snapshot, build_world
 
 
 def samples(metrics: Metrics) -> dict[tuple, float]:
