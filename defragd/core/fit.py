@@ -203,7 +203,7 @@ class _Stage:
             if not picks:
                 return checks.text_of(reasons, len(eligible))
             for pick in picks:
-                pick.spot.add(pick.memory_mib, pick.cores)
+                pick.spot.add(pick.memory_mib, pick.cores, pick.slots)
                 if pick.mig:
                     pick.spot.taken.append((pick.mig[1], pick.mig[2]))
             row.append(Slot(request, picks))

@@ -201,11 +201,11 @@ def profiles(task: Task, eligible: list[Spot]) -> Answer:
             memory = ceil(ask.memory_mib / 1024) if ask.memory_mib > 2 * limit else ask.memory_mib
             fits = gigabytes >= memory and cores >= ask.cores
         if fits:
-            chosen = (gigabytes * 1024, cores)
+            chosen = (gigabytes * 1024, cores, size)
             break
     if chosen is None:
         return [], Counter({checks.MODE: 1})
-    memory_mib, percent = chosen
+    memory_mib, percent, slices = chosen
 
     def refuse(spot: Spot) -> str:
         refusal = _first_checks(task, spot)
@@ -215,7 +215,7 @@ def profiles(task: Task, eligible: list[Spot]) -> Answer:
             return checks.MEMORY
         return checks.CORE if spot.device.cores > 0 and spot.device.cores - spot.cores < percent else ""
 
-    return _walk(task, eligible, refuse, lambda spot: Pick(spot, memory_mib, percent))
+    return _walk(task, eligible, refuse, lambda spot: Pick(spot, memory_mib, percent, slots=slices))
 
 
 # -- classes and quality of service -----------------------------------------------------------------------------------

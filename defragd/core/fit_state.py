@@ -272,6 +272,8 @@ class Pick:
     """(profile, start, size)."""
     asked: tuple[int, int] = (0, 0)
     """MiB and cores as asked, where a MIG profile replaces them."""
+    slots: int = 1
+    """Slots it takes while the rest of the pod is placed (HAMi's books count one afterwards)."""
 
 
 @dataclass(slots=True)
