@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -37,6 +38,8 @@ MAX_AGE_SECONDS = 90.0
 KEEP_WITH_MOVES = 20
 """Run records kept per policy; those without a move only as long as they are among the last few."""
 KEEP_EMPTY = 5
+REFUSED_KEPT = 50
+WARNINGS_KEPT = 100
 BUSY = frozenset({RunPhase.RUNNING, RunPhase.PAUSED})
 
 
@@ -234,7 +237,7 @@ class Planning:
 
 
 def _planned(draft: Run, reply: PlanReply) -> Run:
-    run = replace(draft, plan=plan_to_json(reply), moves=tuple(RunMove(move.id) for move in reply.moves))
+    run = replace(draft, plan=for_record(plan_to_json(reply)), moves=tuple(RunMove(move.id) for move in reply.moves))
     if not reply.moves:
         why = reply.refused[0].detail if reply.stopped == "infeasible" and reply.refused else "nothing to gain"
         reason = Reason.GOAL_UNREACHABLE if reply.stopped == "infeasible" else Reason.NO_GAIN
@@ -245,6 +248,23 @@ def _planned(draft: Run, reply: PlanReply) -> Run:
     if draft.mode == "Approve":
         return replace(run, phase=RunPhase.AWAITING_APPROVAL, message=f"{gain}; waits for approval")
     return replace(run, phase=RunPhase.PLANNED, message=f"dry run: {gain}", finished=draft.created)
+
+
+def for_record(plan: dict[str, Any]) -> dict[str, Any]:
+    """The plan as it is stored: of the pods that stay only some per reason, and how many more there are.
+
+    On 1,213 nodes with 7,000 pods the whole list is 0.8 MB; an object may have 1.5 MB, and a policy keeps 20 runs."""
+    kept: list[dict[str, str]] = []
+    seen: Counter[str] = Counter()
+    for item in plan["refused"]:
+        seen[item["reason"]] += 1
+        if seen[item["reason"]] <= REFUSED_KEPT:
+            kept.append(item)
+    more = [f"{n - REFUSED_KEPT} more objects: {why}" for why, n in sorted(seen.items()) if n > REFUSED_KEPT]
+    warnings = plan["warnings"][:WARNINGS_KEPT]
+    if len(plan["warnings"]) > WARNINGS_KEPT:
+        more.append(f"{len(plan['warnings']) - WARNINGS_KEPT} more warnings")
+    return {**plan, "refused": kept, "warnings": warnings, "notes": [*plan["notes"], *more]}
 
 
 def run_name(policy: str, at: datetime, *, scheduled: bool = True) -> str:
