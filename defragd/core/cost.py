@@ -21,9 +21,9 @@ PER_PRIORITY_BIT = 0.1
 SLOW_START = 0.05
 """Per minute from creation to Ready, up to ten."""
 GANG_MEMBER = 1.0
-FEW_REPLICAS = 0.02
+FEW_REPLICAS = 0.002
 """Divided by the number of replicas: decides between otherwise equal pods."""
-LONG_RUNNING = 0.005
+LONG_RUNNING = 0.0005
 """Per doubling of the age in days: decides between otherwise equal pods."""
 
 

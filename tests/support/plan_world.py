@@ -1,7 +1,7 @@
-"""Small worlds for planner tests, in the notation of the cases: ``world("n1 { g0 24G: a 10G/30c; g1 24G: - }")``.
+"""Small worlds for planner tests in the cases' notation: ``world("n1 { g0 24G: a 10G/30c; g1 24G: - }")``.
 
-``x 2x20G`` asks for two devices, ``whole`` for all of one, ``a@A`` names the workload. Every pod belongs to a Deployment
-of its own with two replicas unless a workload is named.
+``x 2x20G`` asks for two devices, ``whole`` for all of one, ``a@A`` names the workload. Every pod belongs to a
+Deployment of its own with two replicas unless a workload is named.
 """
 
 from __future__ import annotations
