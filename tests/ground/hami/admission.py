@@ -39,7 +39,9 @@ def admit(world: World, pod: Mapping[str, Any], namespace: str, *, scheduler: st
     if world.nvidia.get("runtimeClassName") and not spec.get("runtimeClassName"):
         spec["runtimeClassName"] = world.nvidia["runtimeClassName"]
     memory, cores = _unresolved(changed, world.nvidia)
-    if not world.quotas.allows(namespace, list(world.bookings.values()), memory, cores):
+    # A pod that asks neither memory nor cores in figures is not held against the quota here.
+    asked = bool(memory or cores)
+    if asked and not world.quotas.allows(namespace, list(world.bookings.values()), memory, cores):
         raise Denied("exceeding resource quota")
     return changed
 

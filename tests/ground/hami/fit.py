@@ -137,7 +137,8 @@ def _walk(
                 reasons[early] += 1
                 break
             if pod.numa_bind and card.numa != numa:
-                if picked:
+                if picked and not collect_all:
+                    # HAMi looks at the count that is left, which topology mode never lowers.
                     reasons["NumaNotFit"] += len(picked)
                 picked, numa = [], card.numa
             choice = _examine(card, ask, pod, picked, quota)
