@@ -26,6 +26,9 @@ GROWTH = 1.6
 PATIENCE = 3
 """Rounds without improvement before the search ends."""
 MOST_OUT = 6
+HEATS = ((0.02, 4), (0.5, 6), (0.1, 3))
+"""By round: how much worse a state may be (in gains of a mean move), and how many pods are taken out at most. Sparse
+clusters with a tight limit want it cool, full ones hot; the rounds take turns."""
 
 
 class Lns:
@@ -58,6 +61,8 @@ class Lns:
             self.best, self.best_value, together = {}, self._home_value(), 0
         self.best_rank = self.best_value - MOVE_PRICE * len(self.best) - GROUP_PRICE * together
         self.done = 0
+        self.rounds = 0
+        self.most_out = MOST_OUT
         self.failed: set[frozenset[tuple[int, Spot]]] = set()
         """Assignments that no order allows."""
 
@@ -81,7 +86,9 @@ class Lns:
 
     def _round(self, length: int) -> str:
         gain = max(self.best_value - self._home_value(), 1e-3 / max(self.pods, 1))
-        heat = 0.5 * gain / max(len(self.displaced), 4)
+        share, self.most_out = HEATS[self.rounds % len(HEATS)]
+        self.rounds += 1
+        heat = share * gain / max(len(self.displaced), 4)
         value = self.world.value
         for step in range(length):
             if self.should_stop():
@@ -189,7 +196,7 @@ class Lns:
     def _choose(self) -> list[int]:
         """Related pods to take out: of one or two nodes, moved ones, or a pod with those of its device."""
         random, world = self.random, self.world
-        want = 1 + int(random.integers(MOST_OUT))
+        want = 1 + int(random.integers(self.most_out))
         first = int(random.integers(self.pods))
         moved = list(self.displaced)
         if moved and random.random() < 0.4:
