@@ -219,6 +219,9 @@ class RunController:
                         "placement": state.placement,
                     },
                 )
+                if state.state in (MoveState.REFUSED, MoveState.DROPPED):
+                    refused = {"policy": after.policy, "run": after.name, "move": state.id, "reason": state.reason}
+                    self._hook("move.refused", refused)
         if after.phase is not before.phase or after.reason != before.reason:
             self._hook(
                 "run.phase",

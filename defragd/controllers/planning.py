@@ -25,7 +25,7 @@ from defragd.core.plan_json import plan_to_json
 from defragd.core.reasons import Reason
 from defragd.core.rules import Rules
 from defragd.core.run import Run, RunMove, RunPhase
-from defragd.core.run_moves import moves_lately
+from defragd.core.run_moves import arrivals_lately, moves_lately
 from defragd.core.score import score
 from defragd.core.snapshot import Snapshot
 from defragd.core.vendor import Vendor
@@ -138,7 +138,10 @@ class Planning:
         try:
             reply = self._planner.run(request, time_limit=job.time_limit)
         except DefragError as error:
-            self._hook("plan.failed", {"policy": job.name, "strategy": job.strategy, "error": str(error)})
+            self._hook(
+                "plan.failed",
+                {"policy": job.name, "strategy": job.strategy, "dry_run": mode == "DryRun", "error": str(error)},
+            )
             failed = replace(draft, plan={"policy": job.name, "strategy": job.strategy, "moves": []})
             return self._record(failed, Permit(False, Reason.PLAN_FAILED, str(error)), phase=RunPhase.FAILED)
         reply = replace(reply, elapsed_seconds=self._clock.monotonic() - began)
@@ -146,6 +149,8 @@ class Planning:
             "plan.done",
             {
                 "policy": job.name,
+                "mode": mode,
+                "dry_run": mode == "DryRun",
                 "strategy": job.strategy,
                 "seconds": reply.elapsed_seconds,
                 "moves": len(reply.moves),
@@ -199,6 +204,7 @@ class Planning:
             now=now,
             history=history,
             last_moved=last,
+            arrivals=arrivals_lately(runs),
             vendors=self._vendors,
         )
 

@@ -1,102 +1,111 @@
-"""Who may do what, asked of Kubernetes: whether we have the rights we need, and whether a caller of the API may write.
+"""What our rights must be, and which right of a caller of the API each of its requests needs.
 
-Both answers come from access reviews; we keep no users and no roles of our own.
+The questions go to Kubernetes (`kube.authz`). A request must carry the caller's own token: the API server's service
+proxy takes ``Authorization`` away and names no user, so through it the token comes in ``X-Defragd-Token`` (or, in the
+UI, in the form).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from defragd.core.placement import GROUP, PLURAL
 from defragd.errors import ClusterError
+from defragd.kube.authz import Access, Reviews
 from defragd.kube.client import Client
+from defragd.kube.placements import path_of
 from defragd.kube.runs import PLURAL as RUNS
-from defragd.web.deps import Authorize, Denied, User, WriteRequest
+from defragd.ports import Written
+from defragd.web.deps import Authorize, CreatePlacement, Denied, User, WriteRequest
 
-_REVIEWS = "/apis/authorization.k8s.io/v1"
-_TOKENS = "/apis/authentication.k8s.io/v1/tokenreviews"
-VERBS = {"run": "create"}
-"""API verb to the verb on defragruns that it needs; all others change a run: patch."""
+TOKEN_HEADER = "x-defragd-token"
+REQUESTED_BY = "defragd.io/requested-by"
+"""Annotation on a placement that was created through the API: the user, as authenticated."""
 
 
-def needed(namespace: str) -> list[tuple[str, str, str, str]]:
-    """(verb, group, resource, namespace) without which moving pods cannot work ("" = all namespaces)."""
+def needed(namespace: str) -> list[Access]:
+    """Without these moving pods cannot work."""
     return [
-        ("watch", "", "nodes", ""),
-        ("watch", "", "pods", ""),
-        ("patch", "", "pods", ""),
-        ("create", "", "pods/eviction", ""),
-        ("watch", "policy", "poddisruptionbudgets", ""),
-        ("create", GROUP, PLURAL, ""),
-        ("update", GROUP, f"{PLURAL}/status", ""),
-        ("create", GROUP, RUNS, namespace),
-        ("update", GROUP, f"{RUNS}/status", namespace),
-        ("update", "coordination.k8s.io", "leases", namespace),
+        Access("watch", "", "nodes"),
+        Access("watch", "", "pods"),
+        Access("patch", "", "pods"),
+        Access("create", "", "pods/eviction"),
+        Access("watch", "policy", "poddisruptionbudgets"),
+        Access("create", GROUP, PLURAL),
+        Access("update", GROUP, f"{PLURAL}/status"),
+        Access("create", GROUP, RUNS, namespace),
+        Access("update", GROUP, f"{RUNS}/status", namespace),
+        Access("update", "coordination.k8s.io", "leases", namespace),
     ]
 
 
 def missing_rights(client: Client, namespace: str) -> list[str]:
     """What we may not do, as people would write it. A server that does not answer the question counts as a yes: the
     request itself will tell."""
+    reviews = Reviews(client)
     missing = []
-    for verb, group, resource, where in needed(namespace):
-        name, _, sub = resource.partition("/")
-        attributes = {"verb": verb, "group": group, "resource": name, "subresource": sub, "namespace": where}
-        spec = {"resourceAttributes": {key: value for key, value in attributes.items() if value}}
-        answer = _review(client, "selfsubjectaccessreviews", "SelfSubjectAccessReview", spec)
-        if answer is not None and not answer.get("allowed", True):
-            full = f"{resource}.{group}" if group else resource
-            missing.append(f"{verb} {full}" + (f" in {where}" if where else ""))
+    for access in needed(namespace):
+        try:
+            if not reviews.myself(access):
+                missing.append(str(access))
+        except ClusterError:
+            continue
     return missing
 
 
+def right_for(request: WriteRequest, namespace: str) -> Access:
+    """Which right on our resources a request needs: whoever could do it with kubectl may do it here."""
+    match request.verb, request.resource:
+        case "create", "placements":
+            return Access("create", GROUP, PLURAL, request.namespace)
+        case "run", _:
+            return Access("create", GROUP, RUNS, namespace)
+        case "read", _:
+            return Access("list", GROUP, RUNS, namespace)
+        case _:
+            return Access("update", GROUP, RUNS, namespace)
+
+
+def token_of(headers: Mapping[str, str]) -> str:
+    """The caller's token, "" without one."""
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer" and token.strip():
+        return token.strip()
+    return headers.get(TOKEN_HEADER, "").strip()
+
+
 def authorizer(client: Client, namespace: str) -> Authorize:
-    """Bearer token -> user by TokenReview -> may this user write our runs, by SubjectAccessReview."""
+    """Token -> user by TokenReview -> the right by SubjectAccessReview, each remembered for half a minute."""
+    reviews = Reviews(client)
 
     def authorize(request: WriteRequest) -> User | Denied:
-        kind, _, token = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not token.strip():
-            return Denied("Unauthenticated", "send a Kubernetes token: Authorization: Bearer TOKEN", 401)
-        status = _user_of(client, token.strip())
-        if not status.get("authenticated"):
+        token = token_of(request.headers)
+        if not token:
+            return Denied(
+                "Unauthenticated",
+                "send a Kubernetes token: Authorization: Bearer TOKEN, or X-Defragd-Token through a proxy",
+                401,
+            )
+        caller = reviews.who(token)
+        if caller is None:
             return Denied("Unauthenticated", "the API server does not accept this token", 401)
-        user = status.get("user") or {}
-        found = User(str(user.get("username", "")), tuple(user.get("groups") or ()))
-        verb = VERBS.get(request.verb, "patch")
-        if not _may(client, found, user, verb, namespace):
-            return Denied("Forbidden", f"{found.name} may not {verb} {RUNS}.{GROUP} in namespace {namespace}")
-        return found
+        access = right_for(request, namespace)
+        if not reviews.may(caller, access):
+            return Denied("Forbidden", f"{caller.name} may not {access}")
+        return User(caller.name, caller.groups)
 
     return authorize
 
 
-def _user_of(client: Client, token: str) -> dict[str, Any]:
-    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
-    answer = client.write("POST", _TOKENS, body)
-    if not answer.ok:
-        raise ClusterError(f"the token could not be checked: {answer.message}")
-    status: dict[str, Any] = answer.body.get("status") or {}
-    return status
+def placement_creator(client: Client) -> CreatePlacement:
+    """``create(body, user) -> Written``: the object as the user sent it, with their name on it. The API server's
+    schema and rules judge it, as with kubectl."""
 
+    def create(body: Mapping[str, Any], user: User) -> Written:
+        meta = dict(body.get("metadata") or {})
+        meta["annotations"] = {**(meta.get("annotations") or {}), REQUESTED_BY: user.name[:1024]}
+        found = {key: value for key, value in body.items() if key != "status"} | {"metadata": meta}
+        return client.write("POST", path_of(str(meta["namespace"])), found, query={"fieldValidation": "Strict"})
 
-def _may(client: Client, user: User, raw: dict[str, Any], verb: str, namespace: str) -> bool:
-    spec: dict[str, Any] = {
-        "user": user.name,
-        "groups": list(user.groups),
-        "resourceAttributes": {"verb": verb, "group": GROUP, "resource": RUNS, "namespace": namespace},
-    }
-    extra: dict[str, Sequence[str]] | None = raw.get("extra")
-    if extra:
-        spec["extra"] = extra
-    if raw.get("uid"):
-        spec["uid"] = raw["uid"]
-    answer = _review(client, "subjectaccessreviews", "SubjectAccessReview", spec)
-    return bool(answer and answer.get("allowed"))
-
-
-def _review(client: Client, plural: str, kind: str, spec: dict[str, Any]) -> dict[str, Any] | None:
-    body = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
-    answer = client.write("POST", f"{_REVIEWS}/{plural}", body)
-    status: dict[str, Any] | None = answer.body.get("status") if answer.ok else None
-    return status
+    return create

@@ -52,12 +52,15 @@ class Policies:
         hook: Hook,
         context: Context | None = None,
         time_limit: float = 30.0,
+        on_policy: Callable[[str], None] = lambda name: None,
     ) -> None:
+        """``on_policy`` hears the name of every policy that is read (metrics bound their labels by it)."""
         self._paths = [Path(p) for p in paths]
         self._clock = clock
         self._hook = hook
         self._context = context
         self._time_limit = time_limit
+        self._on_policy = on_policy
         self._held: dict[str, Held] = {}
         self._strangers: tuple[Problem, ...] = ()
         """Errors of files that never were good."""
@@ -79,6 +82,8 @@ class Policies:
             "policies.reloaded",
             {"result": "broken" if found.errors else "ok", "ok": not found.errors, "policies": len(found.policies)},
         )
+        for policy in found.policies:
+            self._on_policy(policy.name)
         for problem in found.errors:
             self._hook("policy.broken", {"reason": str(problem)})
         for problem in found.warnings:

@@ -40,7 +40,7 @@ from defragd.ports import (
     PodWriter,
     RunStore,
 )
-from defragd.web.deps import ApiDeps, Authorize, User, deny_writes
+from defragd.web.deps import ApiDeps, Authorize, CreatePlacement, User, deny_writes
 from defragd.web.explainer import build_explain
 
 PAUSED = "defragd.io/paused"
@@ -245,6 +245,8 @@ class Replica:
         writes_enabled: bool = False,
         settings: Mapping[str, Any] | None = None,
         title: str = "",
+        authorize_read: Authorize | None = None,
+        create_placement: CreatePlacement | None = None,
     ) -> ApiDeps:
         p = self.ports
         checks = {"caches": lambda: "" if p.reader.synced() else "not filled yet", **(ready or {})}
@@ -269,6 +271,8 @@ class Replica:
             live={"loops": self.loops.health},
             ready=checks,
             authorize=authorize,
+            authorize_read=authorize_read,
+            create_placement=create_placement,
             writes_enabled=writes_enabled,
             settings=settings or {},
             events=p.events,

@@ -19,7 +19,7 @@ from typing import Any
 
 from defragd import __version__
 from defragd.controllers.offload import ChildPlanner
-from defragd.daemon.access import authorizer, missing_rights
+from defragd.daemon.access import authorizer, missing_rights, placement_creator
 from defragd.daemon.policies import Policies
 from defragd.daemon.replica import Ports, Replica
 from defragd.errors import ClusterError, ConfigError, Forbidden, PolicyError
@@ -167,13 +167,12 @@ class _Daemon:
             hook=self._hook,
             context=Context(caps=Caps(**caps, modes=modes), defaults=settings.defaults),
             time_limit=settings.planner.time_limit.total_seconds(),
+            on_policy=self._metrics.know_policy,
         )
         found = policies.load()
         if found.errors and not found.policies:
             # some good ones beside broken ones are worth running; nothing at all is a mistake in the installation
             raise PolicyError("\n".join(str(problem) for problem in found.errors))
-        for policy in found.policies:
-            self._metrics.know_policy(policy.name)
         return policies
 
     def _look(self, client: Client) -> tuple[ServerVersion, HamiConfig | None]:
@@ -228,10 +227,13 @@ class _Daemon:
     def _serve_api(self, client: Client) -> Server:
         self._metrics.watch_cluster(self._replica.reading)
         writes = self._settings.api.writes
+        judge = authorizer(client, self._settings.namespace)
         deps = self._replica.api_deps(
             metrics=self._metrics,
             ready=self._ready_checks(),
-            authorize=authorizer(client, self._settings.namespace) if writes else deny_writes,
+            authorize=judge if writes else deny_writes,
+            authorize_read=judge if self._settings.api.reads == "Authorized" else None,
+            create_placement=placement_creator(client),
             writes_enabled=writes,
             settings=self._settings.redacted(),
         )
