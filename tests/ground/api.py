@@ -52,6 +52,13 @@ class Api:
         other.__dict__.update(self.__dict__, token=token, _local=threading.local())
         return other
 
+    def close(self) -> None:
+        """Closes the calling thread's connection; the next call opens another."""
+        connection = getattr(self._local, "connection", None)
+        if connection is not None:
+            connection.close()
+            self._local.connection = None
+
     def _connect(self, timeout: float) -> http.client.HTTPSConnection:
         host, port = self._address.hostname or "127.0.0.1", self._address.port
         return http.client.HTTPSConnection(host, port, timeout=timeout, context=self._tls)

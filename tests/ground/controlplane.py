@@ -105,6 +105,7 @@ class ControlPlane:
         return self
 
     def stop(self) -> None:
+        self.api.close()
         for process in reversed(self.processes.values()):
             process.kill()
         atexit.unregister(self.stop)
@@ -170,7 +171,10 @@ class ControlPlane:
     def hami(self, path: str, body: Any = None) -> tuple[int, Any]:
         """GET, or POST with a body, one of HAMi's HTTP paths: (status, decoded answer)."""
         client = Api(f"https://127.0.0.1:{self.ports['hami']}", "", str(self.ca.path))
-        return client.request("GET" if body is None else "POST", path, body)
+        try:
+            return client.request("GET" if body is None else "POST", path, body)
+        finally:
+            client.close()
 
     def _put_device_config(self) -> None:
         """The ConfigMap that HAMi's chart makes; the daemon reads resource names and defaults from it."""

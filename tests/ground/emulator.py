@@ -176,6 +176,10 @@ class Emulator:
     # -- what the watch sees ------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
+        self._follow()
+        self.api.close()
+
+    def _follow(self) -> None:
         for event in self.api.watch("/api/v1/pods", self._stop):
             bodies = event["items"] if event["type"] == "SYNC" else [event["object"]]
             for body in bodies:
@@ -246,6 +250,7 @@ class Emulator:
                 self._push(0.2, action, pod, behaviour)
             except Exception as error:
                 self.errors.append(f"{action.__name__} {pod.name}: {error!r}")
+        self.api.close()
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

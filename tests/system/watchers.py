@@ -54,6 +54,7 @@ class Sampler:
                 self._look(self.cluster.pods())
             except RuntimeError:
                 continue  # the API server is down for a moment: the test's own fault
+        self.cluster.api.close()
 
     def _look(self, pods: list[dict[str, Any]]) -> None:
         self.samples += 1
