@@ -293,7 +293,7 @@ def test_a_known_state_that_comes_back_opens_the_breaker() -> None:
 
 
 def test_history_is_bounded() -> None:
-    world = World(small())
+    world = World(build([node("n1", 2)], [App("a", [("n1", 0), ("n1", 1)], memory_mib=8 * GIB)]))
     for _ in range(22):
         world.replica.planning.plan_policy(world.job("DryRun"))
         world.cluster.advance(60, step=30)
