@@ -201,7 +201,7 @@ class PlacementController:
             decision = step(placement, world, self._clock.now())
             if decision.status is not None and not self._write(placement, decision.status, world):
                 return self._clock.now() + timedelta(seconds=0.1)
-            world.remembered(key, decision.memory)
+            world.memories[key] = decision.memory
             for action in decision.actions:
                 self._act(world.placements[key], action, world)
             if decision.status is None and not decision.actions:
@@ -233,7 +233,7 @@ class PlacementController:
         self._writes += 1
         memory = world.memories.get(placement.key, Memory())
         learnt = learn(memory, action, str(answer.outcome), answer.message, answer.retry_after, now())
-        world.remembered(placement.key, learnt)
+        world.memories[placement.key] = learnt
         if isinstance(action, Evict) and not action.dry_run:
             kind = "recycle" if action.recycle else "eviction"
             fields = {"pod": action.pod.key, "result": str(answer.outcome), "reason": answer.message}
@@ -255,7 +255,7 @@ class PlacementController:
 
     def _let_surplus_go(self, world: World) -> None:
         """Gated pods for which nobody waits start at once, kept off held devices so that they do not take the place."""
-        surplus = world.seating.surplus
+        surplus = world.reseat().surplus
         tick = self._clock.monotonic()
         self._released = {uid: until for uid, until in self._released.items() if until > tick}
         if not surplus:

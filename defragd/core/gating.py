@@ -129,17 +129,22 @@ def seat(
             if kept is not None:
                 candidates[placement.key] = kept
                 free.remove(kept)
+    by_owner: dict[str, list[Pod]] = {}
+    for pod in free:
+        by_owner.setdefault(pod.owner.uid if pod.owner else "", []).append(pod)
+    given = {pod.uid for pod in candidates.values()}
     for placement in waiting:
         if placement.key in candidates or sticky.get(placement.key):
             continue
-        able = [pod for pod in free if may_take(placement, pod)]
+        pool = by_owner.get(placement.status.owner_uid, []) if placement.spec.evict_pod else free
+        able = [pod for pod in pool if pod.uid not in given and may_take(placement, pod)]
         chosen = able[0] if able else None
         if len(able) > 1 and not placement.spec.evict_pod:
             chosen = next((pod for pod in able if suits(placement, pod)), chosen)
         if chosen is not None:
             candidates[placement.key] = chosen
-            free.remove(chosen)
-    return Seating(candidates, tuple(free))
+            given.add(chosen.uid)
+    return Seating(candidates, tuple(pod for pod in free if pod.uid not in given))
 
 
 _EPOCH = datetime.min.replace(tzinfo=UTC)

@@ -208,15 +208,14 @@ class World:
         if placement.status.pod_uid and "gated_pods" in self.__dict__:
             left = tuple(pod for pod in self.gated_pods if pod.uid != placement.status.pod_uid)
             self.__dict__["gated_pods"] = left
-        for name in ("view", "owned", "seating", "requests"):
+        for name in ("view", "owned", "requests"):
             self.__dict__.pop(name, None)
 
-    def remembered(self, key: str, memory: Memory) -> None:
-        """Takes over what was learnt about a placement: who waits for which pod may have changed with it."""
-        before = self.memories.get(key)
-        self.memories[key] = memory
-        if before is None or (before.evicted, before.pin_uid) != (memory.evicted, memory.pin_uid):
-            self.__dict__.pop("seating", None)
+    def reseat(self) -> Seating:
+        """Who waits for which pod after all that was written. Within a pass the first seating stays: the snapshot does
+        not change, and a pod given to one placement must not be offered to another."""
+        self.__dict__.pop("seating", None)
+        return self.seating
 
     @cached_property
     def marked(self) -> Mapping[tuple[str, str], tuple[Pod, ...]]:
