@@ -26,6 +26,8 @@ GROWTH = 1.6
 PATIENCE = 3
 """Rounds without improvement before the search ends."""
 MOST_OUT = 6
+TIES = 200
+"""Equally good assignments that are looked at for an order with fewer pods out together."""
 HEATS = ((0.02, 4), (0.5, 6), (0.1, 3))
 """By round: how much worse a state may be (in gains of a mean move), and how many pods are taken out at most. Sparse
 clusters with a tight limit want it cool, full ones hot; the rounds take turns."""
@@ -62,6 +64,7 @@ class Lns:
         self.best_rank = self.best_value - MOVE_PRICE * len(self.best) - GROUP_PRICE * together
         self.done = 0
         self.rounds = 0
+        self.ties = 0
         self.most_out = MOST_OUT
         self.failed: set[frozenset[tuple[int, Spot]]] = set()
         """Assignments that no order allows."""
@@ -152,6 +155,10 @@ class Lns:
         key = frozenset(found.items())
         if key in self.failed:
             return
+        if value <= self.best_value + LEAST:
+            self.ties += 1
+            if self.ties > TIES:
+                return
         together = self.orderable(found)
         if together is None:
             self.failed.add(key)
