@@ -22,6 +22,7 @@ from defragd.core.plan import Refusal
 from defragd.core.run import Run
 from defragd.core.run_moves import moves_lately
 from defragd.core.vendor import Vendor
+from defragd.daemon.figures import budget_use
 from defragd.daemon.loops import Loops
 from defragd.daemon.policies import Policies
 from defragd.daemon.scores import Scores
@@ -74,6 +75,9 @@ class Ports:
     seen: Callable[[], int] | None = None
     heartbeats_ready: Callable[[], bool] = lambda: True
     """The other replicas' words are known; before, no placement evicts."""
+    watches: Callable[[], Mapping[str, bool]] = dict
+    """Resource -> listed completely, for metrics."""
+    certificate_expiry: Callable[[], float | None] = lambda: None
 
 
 class Replica:
@@ -88,6 +92,7 @@ class Replica:
         hook: Hook,
         vendors: Mapping[str, Vendor],
         namespace: str,
+        untrusted: Callable[[], str] = lambda: "",
         admission_mode: str = "gate",
         resources: frozenset[str] = frozenset(),
         max_age_seconds: float = 90.0,
@@ -97,7 +102,11 @@ class Replica:
         self.ports, self.policies, self._hook, self._vendors = ports, policies, hook, vendors
         self._mode, self._resources = admission_mode, resources
         p = ports
-        paused = paused_by(p.reader, namespace)
+        by_people = paused_by(p.reader, namespace)
+
+        def paused() -> str:
+            return by_people() or untrusted()
+
         self.loops = Loops(p.clock, hook)
         self.keeper = GateKeeper(reader=p.reader, placements=p.placements, pods=p.pods, clock=p.clock, hook=hook)
         self.beats = HeartbeatLoop(
@@ -234,6 +243,9 @@ class Replica:
             leader=p.leadership.is_leader(),
             policies=self.policies.counts(),
             gated_pods=len(gated(snapshot.pods.values())) if snapshot else None,
+            synced=p.watches(),
+            certificate_expiry=p.certificate_expiry(),
+            budgets=budget_use(p.runs.list(), self.policies.terms),
         )
 
     def api_deps(

@@ -13,7 +13,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +209,8 @@ class _Daemon:
             clock=clock,
             seen=cluster.placements.seen,
             heartbeats_ready=self._beats.synced,
+            watches=cluster.watches,
+            certificate_expiry=self._certs.expiry,
         )
         return Replica(
             ports,
@@ -217,10 +219,15 @@ class _Daemon:
             hook=self._hook,
             vendors=vendors_for(hami),
             namespace=self._settings.namespace,
+            untrusted=_remembered(self._untrusted, clock, 1.0),
             admission_mode=mode,
             resources=managed_resources(hami),
             max_age_seconds=self._settings.planner.max_data_age.total_seconds(),
         )
+
+    def _untrusted(self) -> str:
+        """Without our webhook a replacement comes ungated: nothing new begins, an eviction would be for nothing."""
+        return "" if self._certs.ready() else "the API server does not trust our webhook (yet); see certs.trouble"
 
     # -- servers --------------------------------------------------------------------------------------------------
 
@@ -303,6 +310,19 @@ class _Daemon:
         self._beats.set_serving(False)
         self._beats.stop()
         self._events.stop()
+
+
+def _remembered(ask: Callable[[], str], clock: SystemClock, seconds: float) -> Callable[[], str]:
+    """``ask``, asked at most once in that time (it reads certificates, and loops ask at every step)."""
+    known: list[tuple[float, str]] = []
+
+    def answer() -> str:
+        now = clock.monotonic()
+        if not known or now - known[0][0] > seconds:
+            known[:] = [(now, ask())]
+        return known[0][1]
+
+    return answer
 
 
 def identity() -> str:

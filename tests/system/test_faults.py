@@ -227,3 +227,24 @@ def test_api_faults_around_each_write(
         (pod,) = cluster.wait_ready(1)
         assert devices_of(pod) == ["GPU-n1-1"]
         clean(cluster, daemon, since)
+
+
+def test_nothing_is_evicted_while_the_api_server_does_not_trust_our_webhook(
+    cluster: Cluster, start_daemon: Callable[..., Daemon], pair: dict[str, Any]
+) -> None:
+    with FaultProxy(cluster.plane) as proxy:
+        proxy.fail("*", "/mutatingwebhookconfigurations/", status=403)
+        faulty = cluster.plane.write_kubeconfig("kubeconfig-faulty", "ground-admin", proxy.url)
+        daemon = Daemon(cluster.plane, replicas=1, kubeconfig=faulty)
+        try:
+            daemon.replicas[0].process.start()
+            cluster.wait(daemon.leader_name, 20, "a leader")
+            move(cluster, pair)
+            time.sleep(3)
+            assert cluster.pod(pair["metadata"]["name"])["metadata"]["uid"] == pair["metadata"]["uid"]
+
+            proxy.heal()
+            (status,) = ended(cluster, "move", seconds=30)
+            assert status["phase"] == "Completed", status
+        finally:
+            daemon.stop()
