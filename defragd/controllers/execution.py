@@ -38,6 +38,7 @@ MAX_AGE_SECONDS = 90.0
 """Older data than this is no ground for action (invariant I9)."""
 RECORD_EVERY = timedelta(seconds=10)
 """Progress within a phase is recorded this often: it can be found again from the placements, so it may lag."""
+UNBEGUN = timedelta(seconds=5)
 ACTIVE = frozenset({RunPhase.AWAITING_APPROVAL, RunPhase.RUNNING, RunPhase.PAUSED})
 
 
@@ -132,7 +133,8 @@ class RunController:
     def _current(self) -> list[Run]:
         """Run records with our own last word where the cache is behind; what people ask for always from the cache."""
         found = []
-        for stored in map(begun, self._runs.list()):
+        now = self._clock.now()
+        for stored in (begun(run, now) for run in self._runs.list()):
             mine = self._mine.get(stored.uid)
             if mine is None or stored.phase in ENDED_RUNS:
                 self._mine.pop(stored.uid, None)
@@ -222,6 +224,8 @@ class RunController:
                 if state.state in (MoveState.REFUSED, MoveState.DROPPED):
                     refused = {"policy": after.policy, "run": after.name, "move": state.id, "reason": state.reason}
                     self._hook("move.refused", refused)
+                if state.state in (MoveState.REFUSED, MoveState.DROPPED):
+                    self._hook("move.refused", {"policy": after.policy, "run": after.name, "reason": state.reason})
         if after.phase is not before.phase or after.reason != before.reason:
             self._hook(
                 "run.phase",
@@ -256,8 +260,11 @@ class RunController:
         self._events.emit(Note("DefragRun", run.namespace, run.name, run.uid, reason, message, warning=trouble))
 
 
-def begun(run: Run) -> Run:
-    """A run whose creator died between the record and its first status: taken up as its mode says."""
+def begun(run: Run, now: datetime) -> Run:
+    """A run whose creator died between the record and its first status: taken up as its mode says. A young one is left
+    to its creator, who may be about to write."""
+    if run.created is None or now - run.created < UNBEGUN:
+        return run
     if run.moves or run.finished is not None or run.reason or run.mode == "DryRun" or not run.plan.get("moves"):
         return run
     moves = tuple(RunMove(move_id) for move_id in moves_of(run))

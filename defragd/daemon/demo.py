@@ -37,7 +37,7 @@ from defragd.web.app import create_app
 from defragd.web.deps import Denied, User, WriteRequest
 from defragd.web.serve import Server
 
-SPEED = 5.0
+SPEED = 8.0
 PUMP_SECONDS = 0.02
 ADDRESS = "127.0.0.1:8083"
 PLAN_SECONDS = 2.0

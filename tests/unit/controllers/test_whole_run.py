@@ -303,3 +303,24 @@ def test_history_is_bounded() -> None:
         consolidated.replica.planning.plan_policy(consolidated.job())
         consolidated.cluster.advance(60, step=30)
     assert len(consolidated.cluster.runs) <= 5
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Approve", "DryRun"])
+def test_a_run_whose_creator_died_before_its_first_status_is_taken_up(mode: str) -> None:
+    """The API server stores a new object without its status; the second write never came."""
+    world = World(small())
+    run = world.replica.planning.plan_policy(world.job(mode))
+    bare = replace(world.run_record(run.name), moves=(), started=None, finished=None, message="", reason="")
+    phase = RunPhase.AWAITING_APPROVAL if mode == "Approve" else RunPhase.PLANNED
+    world.cluster.runs[run.name] = replace(bare, phase=phase)
+    world.cluster.touch()
+    world.replica = world.boot()
+    world.settle(3)
+    assert not world.cluster.placements, "its creator may still be about to write"
+    world.settle(60)
+    record = world.run_record(run.name)
+    if mode == "Auto":
+        assert record.phase is RunPhase.COMPLETED
+        assert {m.state for m in record.moves} == {MoveState.DONE}
+    else:
+        assert (record.phase, world.cluster.evictions) == (phase, [])
