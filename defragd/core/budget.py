@@ -34,6 +34,8 @@ class Claim:
     namespace: str
     source: str
     target: str
+    replicas: int = 0
+    """Of the workload, for caps that are a share of it; 0 = not known, such a cap then lets one go at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class Books:
             ("budgets.concurrent", self.budgets.concurrent, self._air["total", ""])
         ]
         checks += [
-            (f"budgets.{name}.inFlight", cap.in_flight, self._air[kind, key])
+            (f"budgets.{name}.inFlight", _at_once(cap, claim), self._air[kind, key])
             for kind, key, cap, name in _caps(self.budgets, claim)
         ]
         return _judge(checks, claim)
@@ -207,6 +209,14 @@ def _caps(budgets: Budgets, claim: Claim) -> tuple[tuple[str, str, Cap, str], ..
         ("namespace", claim.namespace, budgets.per_namespace, "perNamespace"),
         ("workload", claim.workload, budgets.per_workload, "perWorkload"),
     )
+
+
+def _at_once(cap: Cap, claim: Claim) -> int | None:
+    """The cap in flight for this claim: the number, or the share of the workload, whichever is less."""
+    if cap.in_flight_pct is None:
+        return cap.in_flight
+    share = max(1, claim.replicas * cap.in_flight_pct // 100)
+    return share if cap.in_flight is None else min(share, cap.in_flight)
 
 
 def _judge(checks: Iterable[tuple[str, int | None, int]], claim: Claim) -> Permit:

@@ -34,13 +34,15 @@ def eligible(
     drain: bool = False,
     history: Mapping[str, int] | None = None,
     last_moved: Mapping[str, datetime] | None = None,
+    arrivals: Mapping[str, datetime] | None = None,
     vendors: Mapping[str, Vendor] | None = None,
     whole_gangs: bool = False,
 ) -> Eligibility:
     """Whether the policy's rules and the owner's wishes let ``pod`` be moved at ``now``.
 
     ``drain``: the strategy empties a place, so pods that are not Ready may go and cooldown does not count.
-    ``history``: moves of the last 24 h per `workload_key`; ``last_moved``: end of the latest move, for the cooldown.
+    ``history``: moves of the last 24 h per `workload_key`; ``last_moved``: end of the latest move, for the cooldown;
+    ``arrivals``: when a moved pod last came to a node, for the rest of nodes.
     ``whole_gangs``: the caller moves all members of a gang together (see `core.gangs`); without that promise members
     of gangs are refused unless the rules let them go one by one.
     """
@@ -62,6 +64,7 @@ def eligible(
         last_moved or EMPTY,
         vendors or EMPTY,
         whole_gangs,
+        arrivals or EMPTY,
     )
     for check in CHECKS:
         found = check(case)

@@ -72,6 +72,7 @@ class Case:
     last_moved: Mapping[str, datetime]
     vendors: Mapping[str, Vendor]
     whole_gangs: bool
+    arrivals: Mapping[str, datetime]
 
 
 # -- checks: never ----------------------------------------------------------------------------------------------------
@@ -349,6 +350,11 @@ def _recent(case: Case) -> Eligibility | None:
             return _not_now(
                 Reason.COOLING_DOWN, f"{key} was moved at {_iso(last)} and rests until {_iso(until)}", until
             )
+    came = case.arrivals.get(case.pod.node) if case.arrivals and not case.drain else None
+    if came is not None and case.now < came + case.rules.execution.node_cooldown:
+        until = came + case.rules.execution.node_cooldown
+        text = f"node {case.pod.node} received a moved pod at {_iso(came)} and rests until {_iso(until)}"
+        return _not_now(Reason.COOLING_DOWN, text, until)
     return None
 
 

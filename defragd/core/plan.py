@@ -88,6 +88,10 @@ class PlanRequest:
     """Moves of the last 24 h per workload (``Move.workload``: the key of the top owner)."""
     last_moved: Mapping[str, datetime] = field(default_factory=dict)
     """End of the latest move per workload, for the cooldown."""
+    arrivals: Mapping[str, datetime] = field(default_factory=dict)
+    """When a moved pod last arrived, per node: nodes that received rest too."""
+    closed: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that take no part, and why (their pool's breaker is open)."""
     vendors: Mapping[str, Vendor] = field(default_factory=dict)
     """Facts of every backend (hami.vendors.VENDORS)."""
 

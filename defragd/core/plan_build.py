@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from defragd.core.arrays import Books, Ints
 from defragd.core.budget import Floor
 from defragd.core.eligibility import warnings
 from defragd.core.exact import Exact
+from defragd.core.gangs import gang_of, members
 from defragd.core.graph import Step
 from defragd.core.model import Pod
 from defragd.core.moves import expand, landed, make_step, make_yard
@@ -80,6 +82,10 @@ class Build:
         draft = _Draft(dict(proposal.moves), stopped=proposal.stopped, notes=list(proposal.notes))
         aim = self.scene.aim(proposal.objective)
         while True:
+            split = self._split_gangs(draft.places)
+            if split:
+                self._drop(draft, proposal, split)
+                continue
             steps = self.steps(draft.places)
             found = self.order(steps)
             if found.dropped:
@@ -98,6 +104,25 @@ class Build:
                 continue
             break
         return self._finish(proposal, draft, steps, found, gains), frozenset(draft.barred)
+
+    def _split_gangs(self, places: Mapping[str, Place]) -> dict[str, tuple[Reason, str]]:
+        """Pods whose gang would move in part only, where the policy wants gangs whole."""
+        if self.scene.rules.protect.gangs != "Whole":
+            return {}
+        bad: dict[str, tuple[Reason, str]] = {}
+        for key in places:
+            gang = gang_of(self.scene.movable[key])
+            stays = [p.key for p in self._members.get(gang.key, ()) if p.key not in places] if gang else []
+            if gang and stays:
+                bad[key] = (
+                    Reason.PART_OF_GANG,
+                    f"{gang.kind} {gang.name} is moved whole or not at all; {stays[0]} stays",
+                )
+        return bad
+
+    @cached_property
+    def _members(self) -> dict[str, tuple[Pod, ...]]:
+        return members(self.scene.snapshot.pods)
 
     def _drop(self, draft: _Draft, proposal: Proposal, bad: Mapping[str, tuple[Reason, str]]) -> None:
         """Takes moves out, and with them the rest of their goal unless partial goals are accepted."""

@@ -80,7 +80,11 @@ def make_scene(request: PlanRequest, args: object, *, drain: bool, should_stop: 
     mix = given_mix(fixed, vendor) if fixed else running_mix(snapshot)
     yardstick = make_yardstick(mix, arena.fleet, arena.books)
     selector = request.rules.scope.node_selector
-    scope = frozenset(name for name in arena.fleet.names if matches(selector, snapshot.nodes[name].labels))
+    scope = frozenset(
+        name
+        for name in arena.fleet.names
+        if name not in request.closed and matches(selector, snapshot.nodes[name].labels)
+    )
     movable: dict[str, Pod] = {}
     standing: dict[str, Refusal] = {}
     cost: dict[str, float] = {}
@@ -137,13 +141,25 @@ def _stands(
     if now is None:
         now = _EPOCH_END
     found = eligible(
-        snapshot, pod, request.rules, now, drain=drain, history=request.history, vendors=request.vendors or None
+        snapshot,
+        pod,
+        request.rules,
+        now,
+        drain=drain,
+        history=request.history,
+        last_moved=request.last_moved,
+        arrivals=request.arrivals,
+        vendors=request.vendors or None,
+        # only drains move all members at once; `core.plan_build` holds them to it
+        whole_gangs=drain,
     )
     if not found.ok:
         return Refusal(pod.key, found.reason or Reason.OPTED_OUT, found.detail)
     for permit in (ledger.may_evict(pod), floor.may_leave(pod)):
         if not permit.ok:
             return Refusal(pod.key, permit.reason or Reason.PDB_BLOCKS, permit.detail)
+    if pod.booked_node in request.closed:
+        return Refusal(pod.key, Reason.BREAKER_OPEN, request.closed[pod.booked_node])
     if pod.booked_node not in scope:
         return Refusal(pod.key, Reason.OUT_OF_SCOPE, f"node {pod.booked_node} is outside the policy's scope")
     return None

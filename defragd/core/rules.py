@@ -69,6 +69,8 @@ class Cap:
     in_flight: int | None = None
     per_run: int | None = None
     per_day: int | None = None
+    in_flight_pct: int | None = None
+    """Share of a workload's replicas that may be in flight, percent (rounded down, at least one)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ class Execution:
     settle: timedelta = timedelta(seconds=60)
     abort_above: float | None = 0.3
     cooldown: timedelta = timedelta(hours=6)
+    node_cooldown: timedelta = timedelta(hours=1)
+    """Pods of a node that received a moved pod stay for so long."""
 
 
 @dataclass(frozen=True, slots=True)

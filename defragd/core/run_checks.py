@@ -60,10 +60,11 @@ def recheck(
     leaving: frozenset[str] = frozenset(),
     unsettled: bool = False,
     last_moved: Mapping[str, datetime] = EMPTY,
+    arrivals: Mapping[str, datetime] = EMPTY,
 ) -> Check:
     """``leaving``: pods of the same co-evicted group. ``unsettled``: other moves are under way, so a place that is
-    taken now may come free. ``last_moved``: by other runs (the cooldown does not part moves of one run). Budgets and
-    disruption budgets are asked apart from this."""
+    taken now may come free. ``last_moved``, ``arrivals``: by other runs (cooldowns do not part moves of one run).
+    Budgets and disruption budgets are asked apart from this."""
     pod = snapshot.pods.get(move.pod)
     if pod is None or not pod.live:
         return _drop(Reason.POD_UNKNOWN, f"{move.pod} is gone")
@@ -73,7 +74,17 @@ def recheck(
         return _drop(Reason.TERMINATING, f"{move.pod} is terminating already")
     if pod.node != move.source.node or set(pod.devices) != set(move.source.devices):
         return _drop(Reason.POD_CHANGED, f"{move.pod} is no longer on {move.source.node} with the planned devices")
-    may = eligible(snapshot, pod, rules, now, drain=drain, vendors=vendors, whole_gangs=True, last_moved=last_moved)
+    may = eligible(
+        snapshot,
+        pod,
+        rules,
+        now,
+        drain=drain,
+        vendors=vendors,
+        whole_gangs=True,
+        last_moved=last_moved,
+        arrivals=arrivals,
+    )
     if not may.ok:
         soon = may.kind == NOT_NOW and may.until is not None and may.until - now <= WORTH_WAITING
         return (_wait if soon else _drop)(may.reason or Reason.OUT_OF_SCOPE, may.detail)

@@ -142,13 +142,14 @@ def _without(state: RunMove, now: datetime) -> RunMove:
     )
 
 
-def claim_of(move: Move, run: str) -> Claim:
+def claim_of(move: Move, run: str, *, replicas: int = 0) -> Claim:
     return Claim(
         id=f"{run}/{move.id}",
         workload=move.workload or move.pod,
         namespace=move.pod.partition("/")[0],
         source=move.source.node,
         target=move.target.node,
+        replicas=replicas,
     )
 
 
@@ -207,3 +208,18 @@ def moves_lately(runs: Iterable[Run], now: datetime) -> tuple[dict[str, int], di
             if workload not in last or last[workload] < ended:
                 last[workload] = ended
     return count, last
+
+
+def arrivals_lately(runs: Iterable[Run]) -> dict[str, datetime]:
+    """When the latest moved pod arrived, per node (for the rest of nodes that received)."""
+    last: dict[str, datetime] = {}
+    for run in runs:
+        plan = moves_of(run) if any(state.state is MoveState.DONE for state in run.moves) else {}
+        for state in run.moves:
+            move = plan.get(state.id)
+            if move is None or state.state is not MoveState.DONE or state.finished is None:
+                continue
+            node = move.target.node
+            if node not in last or last[node] < state.finished:
+                last[node] = state.finished
+    return last

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from defragd.core.annotations import start_limit
-from defragd.core.budget import Books, Floor
+from defragd.core.budget import Books, Claim, Floor
 from defragd.core.model import EMPTY
 from defragd.core.pdb import YES, Ledger, Permit
 from defragd.core.placement import Placement, Step
@@ -23,6 +23,7 @@ from defragd.core.run_checks import Check, recheck, still_gains
 from defragd.core.run_moves import (
     ENDED_MOVES,
     LOST_MOVES,
+    arrivals_lately,
     by_move,
     claim_of,
     entries_of,
@@ -33,6 +34,7 @@ from defragd.core.run_moves import (
 )
 from defragd.core.snapshot import Snapshot
 from defragd.core.vendor import Vendor
+from defragd.core.workloads import replicas_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ class Starter:
         self.waiting = self.reason = ""
         self._examined = False
         self._known: dict[str, Check] = {}
-        self._last_moved = moves_lately((r for r in around.runs if r.name != run.name), now)[1]
+        others = [r for r in around.runs if r.name != run.name]
+        self._last_moved, self._arrivals = moves_lately(others, now)[1], arrivals_lately(others)
         self.books = self._books(placements)
         self._placements = placements
         self._limits: tuple[Ledger, Floor] | None = None
@@ -181,7 +184,7 @@ class Starter:
                 self._drop(move.id, Reason.CYCLE_NEEDS_BOTH_OUT, "another move of its group was lost")
             return []
         for move in batch:  # the cheap question first: in a large run most looks end here
-            permit = self.books.may_start(claim_of(move, self.run.name), self.now)
+            permit = self.books.may_start(self._claim(move), self.now)
             if not permit.ok:
                 return self._later(permit.detail, permit.reason)
         if not self._examined:
@@ -201,7 +204,7 @@ class Starter:
         floor = below.copy(ledger)
         for move, check in zip(batch, checks, strict=True):
             assert check.pod is not None
-            claim = claim_of(move, self.run.name)
+            claim = self._claim(move)
             refusal = _first_refusal(
                 books.may_start(claim, self.now), ledger.may_evict(check.pod), floor.may_leave(check.pod)
             )
@@ -217,6 +220,11 @@ class Starter:
         self.books, self._limits = books, (ledger, floor)
         return [self._create(m, c, len(batch)) for m, c in zip(batch, checks, strict=True)]
 
+    def _claim(self, move: Move) -> Claim:
+        share = self.rules.budgets.per_workload.in_flight_pct is not None
+        pod = self.snapshot.pods.get(move.pod) if share else None
+        return claim_of(move, self.run.name, replicas=replicas_of(self.snapshot, pod)[0] if pod else 0)
+
     def _recheck(self, move: Move, batch: list[Move]) -> Check:
         if move.id in self._known:
             return self._known[move.id]
@@ -231,6 +239,7 @@ class Starter:
             leaving=frozenset(m.pod for m in batch),
             unsettled=flying,
             last_moved=self._last_moved,
+            arrivals=self._arrivals,
         )
         return found
 

@@ -24,6 +24,7 @@ from defragd.core.shapes import Shapes, build_shapes
 from defragd.core.snapshot import Snapshot
 from defragd.core.tables import Spot, World
 from defragd.core.vendor import Vendor
+from defragd.core.workloads import replicas_of
 from defragd.core.yardstick import Yardstick
 
 
@@ -105,7 +106,9 @@ class Scene:
         return Place(fleet.names[spot.node], tuple(fleet.devices[d].uuid for d in spot.devices))
 
     def claim(self, pod: Pod, node: str) -> Claim:
-        return Claim(pod.key, self.workload.get(pod.key, pod.key), pod.namespace, pod.booked_node, node)
+        share = self.rules.budgets.per_workload.in_flight_pct is not None
+        replicas = replicas_of(self.snapshot, pod)[0] if share else 0
+        return Claim(pod.key, self.workload.get(pod.key, pod.key), pod.namespace, pod.booked_node, node, replicas)
 
     def budget_books(self) -> Books:
         """Fresh counters of the caps of a whole run."""

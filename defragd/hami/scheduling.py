@@ -196,6 +196,8 @@ def _volumes(namespace: str, spec: Any, claims: Mapping[str, Volume] | None) -> 
             known = claims.get(f"{namespace}/{name}") if claims is not None else None
             found.append(known or Volume(kind="claim", claim=name, known=False))
         elif volume.empty_dir is not None:
+            if getattr(volume.empty_dir, "medium", "") == "Memory":
+                continue  # /dev/shm of nearly every device pod: no data that would outlive the process
             found.append(Volume(kind="emptyDir"))
         elif volume.host_path is not None:
             found.append(Volume(kind="hostPath"))

@@ -58,7 +58,8 @@ def _slim_pod(obj: dict[str, Any]) -> None:
     for volume in obj.get("spec", {}).get("volumes") or ():
         for kind in _VOLUME_KINDS:
             if kind in volume:
-                volume[kind] = {}
+                medium = (volume[kind] or {}).get("medium") if kind == "emptyDir" else None
+                volume[kind] = {"medium": medium} if medium else {}
     status = obj.get("status") or {}
     status.pop("message", None)
     for name in ("containerStatuses", "initContainerStatuses"):

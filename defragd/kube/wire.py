@@ -143,11 +143,15 @@ class Present(Wire):
     """Only that it is there; its fields decide nothing (and a Secret's name is nobody's business)."""
 
 
+class EmptyDir(Wire):
+    medium: str = ""
+
+
 class Volume(Wire):
     name: str = ""
     persistent_volume_claim: ClaimSource | None = None
     host_path: Present | None = None
-    empty_dir: Present | None = None
+    empty_dir: EmptyDir | None = None
     ephemeral: Present | None = None
     config_map: Present | None = None
     secret: Present | None = None

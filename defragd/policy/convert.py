@@ -67,13 +67,20 @@ def to_rules(spec: schema.PolicySpec, mix: tuple[core.MixClass, ...] | None) -> 
             settle=execution.settle,
             abort_above=execution.abort_above,
             cooldown=execution.cooldown,
+            node_cooldown=execution.node_cooldown,
         ),
         partial=gain.accept_partial,
     )
 
 
 def _cap(spec: CapSpec) -> core.Cap:
-    return core.Cap(in_flight=spec.in_flight, per_run=spec.per_run, per_day=spec.per_day)
+    share = spec.in_flight if isinstance(spec.in_flight, str) else None
+    return core.Cap(
+        in_flight=None if isinstance(spec.in_flight, str) else spec.in_flight,
+        per_run=spec.per_run,
+        per_day=spec.per_day,
+        in_flight_pct=int(share.removesuffix("%")) if share else None,
+    )
 
 
 def to_selector(spec: SelectorSpec) -> Selector:

@@ -137,11 +137,28 @@ Rate = Annotated[
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
+def _in_flight(value: Any) -> Any:
+    """A count, or a share such as "25%" (of a workload's replicas)."""
+    if not isinstance(value, str):
+        return value
+    found = re.fullmatch(r"([1-9][0-9]?|100)\s*%", value.strip(), re.ASCII)
+    if not found:
+        raise ValueError(f'"{value[:20]}" is neither a number nor a share such as 25%')
+    return f"{found[1]}%"
+
+
+InFlight = Annotated[
+    Count | str,
+    BeforeValidator(_in_flight),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^[0-9]{1,3} *%$"}]}),
+]
+
+
 class CapSpec(Section):
     """A limit on moves. A bare number limits the moves in flight at once; null lifts every limit."""
 
-    in_flight: Count | None = None
-    """Moves under way at the same time; null: no limit."""
+    in_flight: InFlight | None = None
+    """Moves under way at the same time: a number or, per workload, a share of its replicas; null: no limit."""
     per_run: Count | None = None
     """Moves of one run; null: no limit."""
     per_day: Count | None = None

@@ -29,6 +29,8 @@ def generate() -> dict[str, Any]:
         item = defs["BudgetsSpec"]["properties"][name]
         item["anyOf"] = [{"type": "integer", "minimum": 1}, {"$ref": item.pop("$ref")}, {"type": "null"}]
         item["default"] = item["default"]["inFlight"]
+        if name == "perWorkload":
+            item["anyOf"].insert(1, {"type": "string", "pattern": "^[0-9]{1,3} *%$"})
     labels = {"type": "object", "additionalProperties": {"type": "string"}, "not": {"anyOf": [
         {"required": ["matchLabels"]}, {"required": ["matchExpressions"]}]}}  # fmt: skip
     for name in ("nodeSelector", "podSelector"):

@@ -264,7 +264,7 @@ def _doubts(policy: LoadedPolicy, now: datetime) -> list[Fault]:
         text = "shorter than the 5m after which HAMi drops a left node lock; slow binds will count as failed"
         said.append((("spec", "execution", "timeouts", "start"), text))
     arrivals = spec.budgets.per_target_node.in_flight
-    if arrivals is None or arrivals > 1:
+    if not isinstance(arrivals, int) or arrivals > 1:
         text = "HAMi binds one pod at a time on a node; more than 1 arrival in flight has no use"
         said.append((("spec", "budgets", "perTargetNode"), text))
     return said

@@ -24,6 +24,7 @@ from defragd.policy.fields import (
     SelectorSpec,
     Zone,
     load_zone,
+    to_camel,
 )
 
 API_VERSION = "defragd/v1"
@@ -271,7 +272,7 @@ class BudgetsSpec(Section):
     total: Count | None = 50
     """Moves of one run."""
     per_day: Count | None = None
-    """Moves of this policy in any 24 hours."""
+    """Moves in any 24 hours, over all policies."""
     concurrent: Count | None = 5
     """Moves in flight at once."""
     per_source_node: CapSpec = Field(default={"inFlight": 2}, validate_default=True)
@@ -281,7 +282,8 @@ class BudgetsSpec(Section):
     per_namespace: CapSpec = Field(default={"inFlight": 10}, validate_default=True)
     """By namespace."""
     per_workload: CapSpec = Field(default={"inFlight": 1}, validate_default=True)
-    """By root owner (Deployment, StatefulSet, ...)."""
+    """By root owner (Deployment, StatefulSet, ...): a number, or a share of its replicas such as "25%" (rounded down,
+    at least one)."""
     spacing: Duration = Field(default="30s", validate_default=True)
     """Pause between the end of a move of a workload and the next move of it."""
     rate: Rate | None = Field(default="10/m", validate_default=True)
@@ -293,6 +295,13 @@ class BudgetsSpec(Section):
         if isinstance(value, dict) and "inFlight" not in value:
             return {**cls.model_fields[info.field_name or ""].default, **value}
         return value
+
+    @model_validator(mode="after")
+    def _shares_of_workloads_only(self) -> BudgetsSpec:
+        for name in ("per_source_node", "per_target_node", "per_namespace"):
+            if isinstance(getattr(self, name).in_flight, str):
+                raise ValueError(f"{to_camel(name)} takes a number; a share is possible for perWorkload only")
+        return self
 
 
 class TimeoutsSpec(Section):
@@ -321,6 +330,8 @@ class ExecutionSpec(Section):
     """Share of failed moves above which the run stops. null: never."""
     cooldown: Duration = Field(default="6h", validate_default=True)
     """Rest of a workload after a move, over all policies; drains do not wait for it."""
+    node_cooldown: Duration = Field(default="1h", validate_default=True)
+    """Rest of a node after it received a moved pod: its other pods stay for so long; drains do not wait for it."""
     approval_expires: PositiveDuration = Field(default="24h", validate_default=True)
     """mode Approve: a plan that nobody approved by then is dropped."""
 

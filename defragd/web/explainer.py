@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Mapping
+from datetime import datetime
 from typing import Any
 
 from defragd.core.explain import Explainer
@@ -23,9 +24,10 @@ def build_explain(
     vendors: Mapping[str, Vendor],
     draining: Collection[str] = ("gpu-drain", "node-drain"),
     history: Callable[[], Mapping[str, int]] = dict,
+    last_moved: Callable[[], Mapping[str, datetime]] = dict,
 ) -> Explain:
     """An `Explain` for `ApiDeps`. ``draining`` names the strategies that empty places (their rules differ a little),
-    ``history`` gives the moves of the last day per workload."""
+    ``history`` gives the moves of the last day per workload, ``last_moved`` when each was moved last."""
 
     def explain(kind: str, name: str, policy: str | None) -> Mapping[str, Any] | None:
         rules, drain = Rules(), False
@@ -37,7 +39,13 @@ def build_explain(
                 raise ConfigError(f'no policy "{policy[:120]}"{hint}')
             rules, drain = loaded[policy].rules, loaded[policy].strategy in draining
         explainer = Explainer(
-            reader.snapshot(), rules, clock.now(), vendors=vendors, drain=drain, history=dict(history())
+            reader.snapshot(),
+            rules,
+            clock.now(),
+            vendors=vendors,
+            drain=drain,
+            history=dict(history()),
+            last_moved=dict(last_moved()),
         )
         found = {"pod": explainer.pod, "node": explainer.node, "device": explainer.device}[kind](name)
         return None if found is None else {**found, "policy": policy}

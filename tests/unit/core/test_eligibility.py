@@ -191,6 +191,7 @@ STOPPED = [
         Reason.DAILY_LIMIT,
         NOT_NOW,
     ),
+    ("a node that received rests", {"arrivals": {"n1": NOW - timedelta(minutes=59)}}, Reason.COOLING_DOWN, NOT_NOW),
     ("cooldown", {"last_moved": {"Deployment/team/a": NOW - timedelta(hours=5)}}, Reason.COOLING_DOWN, NOT_NOW),
 ]
 
@@ -226,6 +227,9 @@ LET_GO = [
     ),
     ("claim by default", {"pod": with_volumes(Volume("claim", "data"))}),
     ("not ready in a drain", {"pod": replace(POD, ready=False), "drain": True}),
+    ("a node that received another pod long ago", {"arrivals": {"n1": NOW - timedelta(hours=1)}}),
+    ("a node that received, in a drain", {"arrivals": {"n1": NOW}, "drain": True}),
+    ("another node received", {"arrivals": {"n2": NOW}}),
     ("cooldown in a drain", {"last_moved": {"Deployment/team/a": NOW}, "drain": True}),
     ("cooldown over", {"last_moved": {"Deployment/team/a": NOW - timedelta(hours=6)}}),
     (

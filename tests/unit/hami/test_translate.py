@@ -346,3 +346,12 @@ def test_the_short_way_reads_what_the_long_way_reads(parts) -> None:
     assert [(a.uuid, a.memory_mib, a.cores) for a in found.allocations] == [
         (split_mig_uuid(e.uuid)[0], e.memory_mib, e.cores) for slot in slots for e in slot
     ]
+
+
+@pytest.mark.parametrize(
+    ("empty_dir", "kinds"),
+    [({}, ["emptyDir"]), ({"medium": ""}, ["emptyDir"]), ({"medium": "Memory", "sizeLimit": "8Gi"}, [])],
+)
+def test_shared_memory_is_no_local_data(empty_dir: dict, kinds: list[str]) -> None:
+    made = translate_pod(pod(spec={"volumes": [{"name": "dshm", "emptyDir": empty_dir}]}), CONFIG)
+    assert [volume.kind for volume in made.scheduling.volumes] == kinds
