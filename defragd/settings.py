@@ -77,6 +77,8 @@ class ApiSettings(_Group):
     """Where to listen."""
     writes: bool = True
     """Offer plan, approve, pause and cancel; each call is authorised by Kubernetes."""
+    reads: Literal["Open", "Authorized"] = "Open"
+    """Who may read API and UI: everybody who reaches the port, or whoever may list defragruns (by their token)."""
 
 
 class WebhookSettings(_Group):

@@ -118,6 +118,11 @@ class CertKeeper:
         """What to serve with; None until the Secret has been read or made."""
         return self._pair
 
+    def expiry(self) -> float | None:
+        """Unix time at which the pair in service expires; None without one."""
+        pair = self.pair()
+        return None if pair is None else pki.expires(pair.cert).timestamp()
+
     def ready(self) -> bool:
         """There is a pair that has not run out, and the API server trusts it."""
         pair, config = self._pair, self._configs.get(webhook_config.NAME)

@@ -159,6 +159,10 @@ class KubeCluster:
         """Kinds that cannot be read, with the reason; for cluster-info and a line at start."""
         return {name: store.unavailable for name, store in self._stores.items() if store.unavailable}
 
+    def watches(self) -> dict[str, bool]:
+        """Whether each kind was listed completely; kinds that this cluster does not have are left out."""
+        return {name: store.synced for name, store in self._stores.items() if not store.unavailable}
+
     def stores(self) -> dict[str, Store[Any]]:
         """The wire objects, for `kube.snapshot_file.save`."""
         return dict(self._stores)

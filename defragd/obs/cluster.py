@@ -35,7 +35,8 @@ MIB = 1024 * 1024
 class Reading:
     """What one scrape sees. ``scores`` maps a pool (or "all") to its score; ``synced`` a resource to 0/1.
 
-    ``certificate_expiry`` is a Unix time, ``policies`` counts by state ("ok", "broken").
+    ``certificate_expiry`` is a Unix time, ``policies`` counts by state ("ok", "broken"), ``budgets`` maps a budget to
+    (moves that count against it, moves it still allows or None).
     """
 
     snapshot: Snapshot | None = None
@@ -48,6 +49,7 @@ class Reading:
     certificate_expiry: float | None = None
     policies: Mapping[str, int] = field(default_factory=dict)
     gated_pods: int | None = None
+    budgets: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
 
 
 def free_share(device: Device, use: DeviceUsage) -> float:
@@ -135,6 +137,14 @@ def _small(reading: Reading) -> Iterator[GaugeMetricFamily]:
     for policy, count in sorted(policies_in_flight.items())[:200]:
         flight.add_metric([policy], count)
     yield flight
+    used = _gauge("defragd_budget_used_moves", "Moves that count against a budget of the run under way.", "budget")
+    allowed = _gauge("defragd_budget_allowed_moves", "Moves that a budget of the run under way still allows.", "budget")
+    for budget, (count, left) in sorted(reading.budgets.items()):
+        used.add_metric([budget], count)
+        if left is not None:
+            allowed.add_metric([budget], left)
+    yield used
+    yield allowed
     newest = max((run.created.timestamp() for run in reading.runs if run.created), default=0.0)
     plan = _gauge("defragd_last_plan_timestamp_seconds", "When the newest plan was made; 0 = never.")
     plan.add_metric([], newest)

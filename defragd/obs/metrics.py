@@ -99,8 +99,6 @@ class Metrics:
         self.move_seconds = hist("defragd_move_duration_seconds", "Time a move spent in a stage.", STAGE, "stage")
         self.evictions = count("defragd_evictions_total", "Eviction requests by answer.", "result")
         self.pdb_waits = count("defragd_pdb_waits_total", "Evictions that a disruption budget put off.")
-        self.budget_allowed = gauge("defragd_budget_allowed_moves", "Moves a budget still allows.", "budget")
-        self.budget_used = gauge("defragd_budget_used_moves", "Moves that count against a budget.", "budget")
         self.placements_ended = count("defragd_placements_ended_total", "Placements that ended.", "result", "reason")
         self.placements_missed = count(
             "defragd_placements_missed_total", "Replacements that did not end where placed.", "reason"

@@ -93,7 +93,6 @@ class Observer:
             "http.request": self._http,
             "policies.reloaded": self._reloaded,
             "breaker": lambda f: self.metrics.breaker_open.labels(self._policy(f)).set(1.0 if f.get("open") else 0.0),
-            "budget": self._budget,
             "cycle": self._cycle,
         }
 
@@ -211,13 +210,6 @@ class Observer:
     def _reloaded(self, fields: Fields) -> None:
         failed = fields.get("errors") or fields.get("ok") is False
         self.metrics.policy_reloads.labels("failed" if failed else "ok").inc()
-
-    def _budget(self, fields: Fields) -> None:
-        budget = self.metrics.resource(str(fields.get("budget") or ""))
-        if fields.get("allowed") is not None:
-            self.metrics.budget_allowed.labels(budget).set(float(fields["allowed"]))
-        if fields.get("used") is not None:
-            self.metrics.budget_used.labels(budget).set(float(fields["used"]))
 
     def _cycle(self, fields: Fields) -> None:
         self.metrics.cycle_time.labels(self.metrics.resource(str(fields.get("loop") or "main"))).set(time.time())

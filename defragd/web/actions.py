@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flask import Request
 
+from defragd.core.placement import KIND
 from defragd.core.run import Run, RunPhase
 from defragd.errors import DefragError, NotLeader
 from defragd.ports import Note, Outcome, Written
@@ -28,6 +30,24 @@ _STATUS = {
 }
 
 
+def place_of(body: Mapping[str, Any]) -> tuple[str, str]:
+    """Namespace and name of an object that is to be created. Raises Problem 400 when it is no HamiPodPlacement."""
+    meta = body.get("metadata")
+    if body.get("kind") != KIND or not isinstance(meta, Mapping):
+        raise Problem(400, f"the body must be a {KIND} object: apiVersion, kind, metadata, spec", reason="BadBody")
+    namespace, name = meta.get("namespace"), meta.get("name")
+    for value, field in ((namespace, "namespace"), (name, "name")):
+        if not isinstance(value, str) or not _NAME.fullmatch(value):
+            raise Problem(400, f"metadata.{field} must be a Kubernetes name", reason="BadBody")
+    annotations = meta.get("annotations")
+    if annotations is not None and not isinstance(annotations, Mapping):
+        raise Problem(400, "metadata.annotations must be a mapping", reason="BadBody")
+    return str(namespace), str(name)
+
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+
 class Actions:
     """Writes on behalf of a user. Every method raises `Problem` with the reason why not."""
 
@@ -35,7 +55,9 @@ class Actions:
         self.deps = deps
         self._limit = RateLimit(deps.clock)
 
-    def authorize(self, request: Request, verb: str, resource: str, name: str, *, bearer: str = "") -> User:
+    def authorize(
+        self, request: Request, verb: str, resource: str, name: str, *, bearer: str = "", namespace: str = ""
+    ) -> User:
         """Who is it and may they? Raises Problem 401, 403 or 429."""
         self._limit.take()
         if not self.deps.writes_enabled:
@@ -44,7 +66,8 @@ class Actions:
         if bearer:
             headers["authorization"] = f"Bearer {bearer}"
         try:
-            found = self.deps.authorize(WriteRequest(verb, resource, name, headers, request.remote_addr or ""))
+            asked = WriteRequest(verb, resource, name, headers, request.remote_addr or "", namespace)
+            found = self.deps.authorize(asked)
         except DefragError as error:
             raise Problem(503, f"cannot ask the API server whether this is allowed: {error}") from error
         if isinstance(found, Denied):
@@ -93,6 +116,21 @@ class Actions:
             raise Problem(409, found.detail, reason=str(found.reason))
         self._trace(found, "run", user)
         return found
+
+    def create_placement(self, body: Mapping[str, Any], user: User) -> Mapping[str, Any]:
+        """Create a placement as the user wrote it; gives the created object. The API server checks it."""
+        create = self.deps.create_placement
+        if create is None:
+            raise Problem(501, "this daemon does not create placements on demand", reason="NotOffered")
+        namespace, name = place_of(body)
+        written = self._guard(lambda: create(body, user))
+        self._written(written, f"{namespace}/{name}")
+        self.deps.hook("api.write", {"verb": "create", "placement": f"{namespace}/{name}", "user": user.name})
+        if self.deps.events is not None:
+            uid = str((written.body.get("metadata") or {}).get("uid") or "")
+            text = f"Created by {user.name} through the API"
+            self.deps.events.emit(Note(KIND, namespace, name, uid, "PlacementRequested", text))
+        return written.body
 
     def _guard(self, work: Callable[[], T]) -> T:
         try:

@@ -11,7 +11,7 @@ from flask import Blueprint, Response, request
 
 from defragd.core.run import Run
 from defragd.errors import ConfigError, DefragError
-from defragd.web.actions import Actions
+from defragd.web.actions import Actions, place_of
 from defragd.web.cluster_view import ViewCache
 from defragd.web.deps import ApiDeps
 from defragd.web.openapi import document
@@ -222,12 +222,26 @@ def _writes(api: Blueprint, actions: Actions) -> None:
     def run_policy(name: str) -> Response:
         return _write("run", "policies", name, lambda user: actions.run_policy(name, user), 202)
 
-    def _write(verb: str, resource: str, name: str, work: Callable[[Any], Run], status: int) -> Response:
+    @api.post(f"{PREFIX}/placements")
+    def create_placement() -> Response:
+        body = _body()
+        namespace, name = place_of(body)
+        user = actions.authorize(request, "create", "placements", name, namespace=namespace)
+        return respond(request, dict(actions.create_placement(body, user)), status=201)
+
+    def _body() -> dict[str, Any]:
         refuse_cross_site(request)
         if request.mimetype in FORM_TYPES:
             raise Problem(415, "send application/json or no body; forms are refused here")
-        if request.get_data() and not isinstance(request.get_json(silent=True, force=True), dict):
+        if not request.get_data():
+            return {}
+        body = request.get_json(silent=True, force=True)
+        if not isinstance(body, dict):
             raise Problem(400, "the body, if any, must be a JSON object", reason="BadBody")
+        return body
+
+    def _write(verb: str, resource: str, name: str, work: Callable[[Any], Run], status: int) -> Response:
+        _body()
         user = actions.authorize(request, verb, resource, name)
         body = run_detail_json(work(user))
         return respond(request, body, status=status)

@@ -7,6 +7,7 @@ from typing import Any
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
+from defragd.errors import DefragError
 from defragd.web.actions import Actions
 from defragd.web.api import build_api
 from defragd.web.cluster_view import ViewCache
@@ -50,7 +51,10 @@ def _guard_reads(app: Flask, deps: ApiDeps) -> None:
         if request.endpoint in OPEN or request.method not in ("GET", "HEAD"):
             return
         headers = {key.lower(): value for key, value in request.headers.items()}
-        found = guard(WriteRequest("read", "", request.path, headers, request.remote_addr or ""))
+        try:
+            found = guard(WriteRequest("read", "", request.path, headers, request.remote_addr or ""))
+        except DefragError as error:
+            raise Problem(503, f"cannot ask the API server whether this is allowed: {error}") from error
         if isinstance(found, Denied):
             extra = {"WWW-Authenticate": "Bearer"} if found.status == 401 else None
             raise Problem(found.status, found.detail, reason=found.reason, headers=extra)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from defragd.core.plan import Refusal, Score
 from defragd.core.run import Run
 from defragd.obs.pools import PoolOf, pool_of
-from defragd.ports import Clock, ClusterReader, EventSink, Hook, Leadership, PlacementStore, RunStore
+from defragd.ports import Clock, ClusterReader, EventSink, Hook, Leadership, PlacementStore, RunStore, Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,15 @@ class PolicyView:
 @dataclass(frozen=True, slots=True)
 class WriteRequest:
     """Who asks for what, before it is done. ``headers`` has lower-case names; ``verb`` is approve, pause, resume,
-    cancel (resource runs) or run (resource policies); ``read`` is the verb of guarded reads (resource "")."""
+    cancel (resource runs), run (resource policies) or create (resource placements, with their ``namespace``); ``read``
+    is the verb of guarded reads (resource "")."""
 
     verb: str
     resource: str
     name: str
     headers: Mapping[str, str]
     remote: str = ""
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,10 @@ PlanNow = Callable[[str, User], Run | Refusal]
 """(policy name, user) -> the new run, or why there is none. May raise NotLeader and KeyError (no such policy)."""
 
 
+CreatePlacement = Callable[[Mapping[str, Any], User], Written]
+"""(HamiPodPlacement object, user) -> what the API server said to its creation; ``body`` is the created object."""
+
+
 def _nothing(_event: str, _fields: Mapping[str, Any]) -> None:
     return None
 
@@ -125,6 +131,7 @@ class ApiDeps:
     pool_scores: fragmentation by pool, cached by the giver; {} = not computed.
     metrics: body of /metrics.
     plan_now: plan a policy at once in its own mode; None = not offered.
+    create_placement: create one on a person's word; None = not offered.
     explain: why (not) movable, a target, drainable; None = not offered.
     live, ready: health checks by name; ready ones also are what /readyz lists.
     authorize: may this user do this? Default: nobody.
@@ -147,6 +154,7 @@ class ApiDeps:
     pool_scores: Callable[[], Mapping[str, Score]] = dict
     metrics: Exposition | None = None
     plan_now: PlanNow | None = None
+    create_placement: CreatePlacement | None = None
     explain: Explain | None = None
     live: Mapping[str, Check] = field(default_factory=dict)
     ready: Mapping[str, Check] = field(default_factory=dict)

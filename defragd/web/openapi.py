@@ -185,16 +185,16 @@ def _get(name: str, text: str, schema: Json, *codes: int, parameters: list[Json]
     return {"get": {**operation, "parameters": parameters or []}}
 
 
-def _post(name: str, text: str, parameters: list[Json], *, ok: str) -> Json:
+def _post(name: str, text: str, parameters: list[Json], *, ok: str, answer: Json | None = None) -> Json:
     return {
         "post": {
             "operationId": name,
             "summary": text,
             "parameters": parameters,
-            "security": [{"bearer": []}],
+            "security": [{"bearer": []}, {"token": []}],
             "requestBody": {"required": False, "content": {"application/json": {"schema": {"type": "object"}}}},
             "responses": _answers(
-                ref("RunDetail"), 400, 401, 403, 404, 409, 413, 415, 422, 429, 500, 501, 502, 503, ok=ok
+                answer or ref("RunDetail"), 400, 401, 403, 404, 409, 413, 415, 422, 429, 500, 501, 502, 503, ok=ok
             ),
         }
     }
@@ -221,7 +221,8 @@ def _paths() -> Json:
         f"{v1}/cluster-info": _get("clusterInfo", "Nodes, devices, health, usage, fragmentation.", ref("ClusterInfo"),
                                    400, parameters=[*found, *PAGING]),
         f"{v1}/placements": _get("listPlacements", "Cache and assignment records.", envelope(ref("Placement")), 400,
-                                 parameters=[*places, *PAGING]),
+                                 parameters=[*places, *PAGING])
+        | _post("createPlacement", "Create a HamiPodPlacement (the object as for kubectl).", [], ok="201", answer=ANY),
         f"{v1}/placements/{{namespace}}/{{name}}": _get("getPlacement", "One placement.", ref("Placement"), 404,
                                                         parameters=[_path("namespace"), *one]),
         f"{v1}/policies": _get("listPolicies", "Policies, next starts, last errors.", envelope(ref("Policy")), 400,
@@ -269,6 +270,15 @@ def document() -> Json:
             "responses": {
                 "Problem": {"description": "What is wrong.", "content": {"application/problem+json": problem}}
             },
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "token": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": "X-Defragd-Token",
+                    "description": "The same token where a proxy (kubectl proxy, a Service's proxy path) keeps "
+                    "Authorization to itself.",
+                },
+            },
         },
     }

@@ -375,3 +375,24 @@ def test_states_and_free_shares_of_devices() -> None:
     assert device_state(replace(first, distrusted="x", healthy=False), use[first.uuid]) == "distrusted"
     crowded = replace(use[third.uuid], slots=10)
     assert free_share(third, crowded) == 0.0
+
+
+def test_budgets_watches_and_certificate_of_a_reading() -> None:
+    metrics = Metrics(process=False)
+    reading = Reading(
+        synced={"pods": True, "nodes": False},
+        certificate_expiry=1_800_000_000.0,
+        budgets={"total": (3, 47), "concurrent": (2, None)},
+    )
+    metrics.watch_cluster(lambda: reading)
+    text = metrics.render().decode()
+    for line in (
+        'defragd_watch_synced{resource="pods"} 1.0',
+        'defragd_watch_synced{resource="nodes"} 0.0',
+        "defragd_certificate_expiry_timestamp_seconds 1.8e+09",
+        'defragd_budget_used_moves{budget="total"} 3.0',
+        'defragd_budget_allowed_moves{budget="total"} 47.0',
+        'defragd_budget_used_moves{budget="concurrent"} 2.0',
+    ):
+        assert line in text
+    assert 'defragd_budget_allowed_moves{budget="concurrent"}' not in text

@@ -184,3 +184,56 @@ def test_writes_are_limited_in_rate(world: WebWorld) -> None:
     assert codes.count(404) == 20 and codes[-1] == 429
     world.clock.advance(5)
     assert c.post("/api/v1/runs/nope:cancel", headers=ROOT).status_code == 404
+
+
+PLACEMENT = {
+    "apiVersion": "scheduling.hami.placement.com/v1", "kind": "HamiPodPlacement",
+    "metadata": {"namespace": "ads", "name": "pin-1"}, "spec": {"reqID": "r1"},
+}  # fmt: skip
+
+
+def test_a_placement_is_created_as_written_with_a_trace() -> None:
+    notes: list = []
+    asked: list = []
+
+    class Sink:
+        def emit(self, note):
+            notes.append(note)
+
+    def create(body, user):
+        asked.append((body, user.name))
+        return Written(Outcome.OK, body={**body, "metadata": {**body["metadata"], "uid": "u-1"}})
+
+    world = build_world(events=Sink(), create_placement=create)
+    answer = client(world).post("/api/v1/placements", headers=ROOT, json=PLACEMENT)
+    assert answer.status_code == 201 and answer.json["metadata"]["uid"] == "u-1"
+    assert asked == [(PLACEMENT, "alice@example.com")]
+    note = notes[0]
+    assert (note.kind, note.namespace, note.name, note.uid) == ("HamiPodPlacement", "ads", "pin-1", "u-1")
+    assert "alice@example.com" in note.message
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        ({}, 400, "BadBody"),
+        ({**PLACEMENT, "kind": "Pod"}, 400, "BadBody"),
+        ({**PLACEMENT, "metadata": {"name": "x"}}, 400, "BadBody"),
+        ({**PLACEMENT, "metadata": {"namespace": "a/../b", "name": "x"}}, 400, "BadBody"),
+        ({**PLACEMENT, "metadata": {"namespace": "a", "name": "x", "annotations": "no"}}, 400, "BadBody"),
+    ],
+)
+def test_what_is_no_placement_is_refused_before_anything_is_asked(body, status: int, reason: str) -> None:
+    def never(*_):
+        raise AssertionError("not to be reached")
+
+    world = build_world(create_placement=never, authorize=never)
+    problem(client(world).post("/api/v1/placements", headers=ROOT, json=body), status, reason)
+
+
+def test_what_the_api_server_thinks_of_a_placement_is_handed_on() -> None:
+    world = build_world(create_placement=lambda body, user: Written(Outcome.REFUSED, "spec.nodeName: Required value"))
+    body = problem(client(world).post("/api/v1/placements", headers=ROOT, json=PLACEMENT), 422, "Refused")
+    assert "nodeName" in body["detail"]
+    problem(client(build_world()).post("/api/v1/placements", headers=ROOT, json=PLACEMENT), 501, "NotOffered")
+    problem(client(build_world()).post("/api/v1/placements", json=PLACEMENT), 401, "Unauthorized")
