@@ -224,8 +224,6 @@ class RunController:
                 if state.state in (MoveState.REFUSED, MoveState.DROPPED):
                     refused = {"policy": after.policy, "run": after.name, "move": state.id, "reason": state.reason}
                     self._hook("move.refused", refused)
-                if state.state in (MoveState.REFUSED, MoveState.DROPPED):
-                    self._hook("move.refused", {"policy": after.policy, "run": after.name, "reason": state.reason})
         if after.phase is not before.phase or after.reason != before.reason:
             self._hook(
                 "run.phase",
