@@ -13,8 +13,11 @@ import atexit
 import base64
 import json
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -81,6 +84,9 @@ class ControlPlane:
     def start(self) -> ControlPlane:
         begin = time.monotonic()
         atexit.register(self.stop)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+            # The components live in sessions of their own: a terminated test run must not leave them behind.
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         try:
             self._prepare()
             self._launch("etcd", commands.etcd(self))
