@@ -181,7 +181,7 @@ class Planning:
         """Window and trigger: what settles this start without a plan."""
         assert draft.created is not None
         window = job.window(draft.created) if draft.mode == "Auto" else YES
-        if not window.ok or job.trigger is None or draft.trigger != "schedule":
+        if not window.ok or job.trigger is None or draft.trigger.startswith("manual"):
             return window
         mix = given_mix(job.rules.gain.expected_mix) if job.rules.gain.expected_mix else None
         verdict = evaluate(

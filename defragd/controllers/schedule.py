@@ -1,5 +1,10 @@
 """Starts runs when they are due. APScheduler only wakes this up; cron, time zones and deadlines are the policy's.
 
+Several policies due at one look go by the time of their start, then by name; one run is carried out at a time, and all
+count in one ledger of budgets, which is rebuilt from the run records. A policy that finds another's run under way asks
+again until its starting deadline has passed. Policies that nothing can start before their next scheduled time are not
+looked at until then, so that a thousand of them cost nothing.
+
 What was started is read from the run records (`Run.scheduled_for`), so a start is never acted on twice, across restarts
 and leaders, and a downtime gives at most the last missed start. Requests by people queue beside the scheduled starts
 and are planned by the same thread, one after the other.
@@ -41,6 +46,15 @@ class _Wish:
     answer: Future[Run]
 
 
+@dataclass(frozen=True, slots=True)
+class _Quiet:
+    """Nothing of this version of a policy is due before ``until`` (None: ever), as seen at ``since``."""
+
+    digest: str
+    since: datetime
+    until: datetime | None
+
+
 class Scheduler(Generic[P]):
     """One thread that plans what is due. ``policies`` are the live ones, ``job`` makes a policy plannable."""
 
@@ -55,7 +69,9 @@ class Scheduler(Generic[P]):
         clock: Clock,
         hook: Hook,
         every_seconds: float = EVERY_SECONDS,
+        signals: Callable[[Iterable[P]], list[tuple[P, str]]] = lambda policies: [],
     ) -> None:
+        """``signals`` gives policies that something else than their schedule starts now, and what."""
         self._policies = policies
         self._job = job
         self._planning = planning
@@ -64,6 +80,8 @@ class Scheduler(Generic[P]):
         self._clock = clock
         self._hook = hook
         self._every = every_seconds
+        self._signals = signals
+        self._quiet: dict[str, _Quiet] = {}
         self._wake = threading.Event()
         self._wishes: queue.SimpleQueue[_Wish] = queue.SimpleQueue()
         self._acted: dict[str, datetime] = {}
@@ -114,41 +132,80 @@ class Scheduler(Generic[P]):
             self._acted.clear()
             return done
         now = self._clock.now()
-        starts = [(start, p) for p in policies.values() if (start := due(p, self.last_start(p.name), now)) is not None]
-        for start, policy in sorted(starts, key=lambda pair: (pair[0].utc, pair[0].policy)):
+        for start, policy in sorted(self._due(policies, now), key=lambda pair: (pair[0].utc, pair[0].policy)):
             run = self._start(start, policy)
+            if run is not None:
+                done.append(run)
+        for policy, kind in self._signals(policies.values()):
+            run = self._plan(policy, kind, None)
             if run is not None:
                 done.append(run)
         return done
 
+    def _due(self, policies: Mapping[str, P], now: datetime) -> list[tuple[Start, P]]:
+        found: list[tuple[Start, P]] = []
+        last: dict[str, datetime] | None = None
+        for gone in self._quiet.keys() - policies.keys():
+            del self._quiet[gone]
+        for name, policy in policies.items():
+            quiet = self._quiet.get(name)
+            same = quiet is not None and quiet.digest == policy.digest and quiet.since <= now
+            if quiet is not None and same and (quiet.until is None or now < quiet.until):
+                continue
+            last = self._last_starts() if last is None else last
+            start = due(policy, last.get(name), now)
+            if start is not None:
+                self._quiet.pop(name, None)
+                found.append((start, policy))
+            elif policy.suspended or policy.windows.check(now).allowed:
+                # a window that is closed now may still open within a start's deadline, so such a policy stays awake
+                coming = next_starts(policy, now, 1)
+                self._quiet[name] = _Quiet(policy.digest, now, coming[0].utc if coming else None)
+        return found
+
     def last_start(self, policy: str) -> datetime | None:
         """Scheduled time of the last start acted on, by records and memory."""
-        known = [r.scheduled_for for r in self._runs.list() if r.policy == policy and r.scheduled_for is not None]
-        if policy in self._acted:
-            known.append(self._acted[policy])
-        return max(known, default=None)
+        return self._last_starts().get(policy)
+
+    def _last_starts(self) -> dict[str, datetime]:
+        known = dict(self._acted)
+        for run in self._runs.list():
+            at = run.scheduled_for
+            if at is not None and (run.policy not in known or known[run.policy] < at):
+                known[run.policy] = at
+        return known
 
     def next_start(self) -> datetime | None:
         """The next start of any policy (UTC)."""
         now = self._clock.now()
-        found = [start.utc for p in self._policies() for start in next_starts(p, now, 1)]
+        found = []
+        for policy in self._policies():
+            quiet = self._quiet.get(policy.name)
+            if quiet is not None and quiet.digest == policy.digest and quiet.since <= now:
+                found += [quiet.until] if quiet.until is not None else []
+            else:
+                found += [start.utc for start in next_starts(policy, now, 1)]
         return min(found, default=None)
 
     def _start(self, start: Start, policy: P) -> Run | None:
+        run = self._plan(policy, "schedule", start.utc)
+        if run is not None:
+            self._acted[policy.name] = start.utc
+        return run
+
+    def _plan(self, policy: P, trigger: str, at: datetime | None) -> Run | None:
         try:
-            run = self._planning.plan_policy(self._job(policy), trigger="schedule", scheduled_for=start.utc)
+            run = self._planning.plan_policy(self._job(policy), trigger=trigger, scheduled_for=at)
         except PlanRefused as error:
-            if error.reason is Reason.SUPERSEDED:
-                self._acted[policy.name] = start.utc
+            if error.reason is Reason.SUPERSEDED and at is not None:
+                self._acted[policy.name] = at
             # not settled: asked again at the next look, until the starting deadline has passed
             if self._said.get(policy.name) != str(error):
                 self._said[policy.name] = str(error)
-                self._hook(
-                    "start.delayed", {"policy": policy.name, "start": start.utc.isoformat(), "reason": str(error)}
-                )
+                when = at.isoformat() if at is not None else trigger
+                self._hook("start.delayed", {"policy": policy.name, "start": when, "reason": str(error)})
             return None
         self._said.pop(policy.name, None)
-        self._acted[policy.name] = start.utc
         return run
 
     def _grant(self, policies: Mapping[str, P]) -> list[Run]:

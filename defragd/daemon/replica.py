@@ -13,9 +13,11 @@ from defragd.controllers.execution import RunController
 from defragd.controllers.gates import GateKeeper
 from defragd.controllers.heartbeats import HeartbeatLoop
 from defragd.controllers.janitor import Janitor
+from defragd.controllers.lane import InlineLane, Lane
 from defragd.controllers.placements import PlacementController
 from defragd.controllers.planning import Planning, PlanRefused
 from defragd.controllers.schedule import Scheduler
+from defragd.controllers.signals import SignalWatch
 from defragd.core.admission import admit
 from defragd.core.gating import gated
 from defragd.core.plan import Refusal
@@ -98,7 +100,9 @@ class Replica:
         max_age_seconds: float = 90.0,
         rescore_seconds: float = 15.0,
         schedule_seconds: float = 5.0,
+        lanes: Callable[[], Lane] = InlineLane,
     ) -> None:
+        """``lanes`` makes the lanes that writes about pods run in (default: in the loops' own threads)."""
         self.ports, self.policies, self._hook, self._vendors = ports, policies, hook, vendors
         self._mode, self._resources = admission_mode, resources
         p = ports
@@ -108,7 +112,9 @@ class Replica:
             return by_people() or untrusted()
 
         self.loops = Loops(p.clock, hook)
-        self.keeper = GateKeeper(reader=p.reader, placements=p.placements, pods=p.pods, clock=p.clock, hook=hook)
+        self.keeper = GateKeeper(
+            reader=p.reader, placements=p.placements, pods=p.pods, clock=p.clock, hook=hook, lane=lanes()
+        )
         self.beats = HeartbeatLoop(
             heartbeats=p.heartbeats, placements=p.placements, reader=p.reader, clock=p.clock, seen=p.seen
         )
@@ -126,6 +132,7 @@ class Replica:
             heartbeats_ready=p.heartbeats_ready,
             max_age_seconds=max_age_seconds,
             paused=paused,
+            lane=lanes(),
         )
         self.janitor = Janitor(
             reader=p.reader,
@@ -170,6 +177,15 @@ class Replica:
             clock=p.clock,
             hook=hook,
             every_seconds=schedule_seconds,
+            signals=SignalWatch(
+                reader=p.reader,
+                runs=p.runs,
+                clock=p.clock,
+                hook=hook,
+                vendors=vendors,
+                fragmentation=self._fragmentation,
+                max_age_seconds=max_age_seconds,
+            ).due,
         )
         self.scores = Scores(
             reader=p.reader,
@@ -183,6 +199,10 @@ class Replica:
         )
 
     # -- life -----------------------------------------------------------------------------------------------------
+
+    def _fragmentation(self) -> float | None:
+        found = self.scores.current()
+        return found.loss if found is not None else None
 
     def start_keeper(self) -> None:
         """First of all: pods that wait behind a gate nobody looks after."""

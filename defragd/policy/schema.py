@@ -140,8 +140,47 @@ class LightNodesSpec(Section):
     """Highest used share of a node's devices (more than 0 is used) to count as light."""
 
 
+class FragmentedSpec(Section):
+    """Start when fragmentation stays high, once per rise."""
+
+    above: Share
+    """L at or above this for the whole of ``for`` starts a run."""
+    rearm_below: Share | None = None
+    """L must have been at or below this before the next start of this kind; default four fifths of ``above``."""
+    for_: PositiveDuration = Field(default="30m", validate_default=True, alias="for")
+    """How long L must stay high."""
+
+    @model_validator(mode="after")
+    def _below_above(self) -> FragmentedSpec:
+        if self.rearm_below is not None and self.rearm_below >= self.above:
+            raise ValueError(f"rearmBelow ({self.rearm_below:g}) must be less than above ({self.above:g})")
+        return self
+
+
+class AfterSpec(Section):
+    """Start when something has lasted for a while."""
+
+    after: Duration = Field(default="2m", validate_default=True)
+    """How long it must have lasted."""
+
+
+class StartOnSpec(Section):
+    """What starts runs besides the schedule. Windows, suspend and the other conditions hold for these runs too."""
+
+    fragmentation: FragmentedSpec | None = None
+    """Fragmentation above a limit for a while."""
+    pending_pods: AfterSpec | None = None
+    """A device pod waits that fits nowhere now although the idle capacity would do. Never for a pod that should fit
+    already: then the scheduler's books are wrong, and no move helps."""
+    unhealthy_devices: AfterSpec | None = None
+    """A device with pods on it is unhealthy (for gpu-drain with unhealthy: true)."""
+    interval: PositiveDuration = Field(default="10m", validate_default=True)
+    """Least time between two starts of this kind."""
+
+
 class TriggerSpec(Section):
-    """What must hold for a scheduled start to become a run. On-demand runs ignore it."""
+    """What must hold for a start to become a run, and what starts runs besides the schedule. Runs that a person asks
+    for ignore it."""
 
     min_fragmentation: Share | None = 0.15
     """Lowest fragmentation L at which a run is worth it. The default applies to best-fit and plug-ins only; drains and
@@ -152,6 +191,8 @@ class TriggerSpec(Section):
     """Run only with enough lightly used nodes."""
     since_last_eviction: Duration | None = None
     """Run only when the last eviction of ours is at least this long ago."""
+    start_on: StartOnSpec = Field(default_factory=StartOnSpec)
+    """What starts runs besides the schedule; empty: nothing."""
 
 
 class NamespacesSpec(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -208,3 +209,48 @@ def test_the_thread_wakes_up_plans_and_ends() -> None:
         thread.join(5)
     assert not thread.is_alive()
     assert ("nightly", TWO) in rig.planner.asked
+
+
+def test_two_due_at_once_go_by_time_then_name() -> None:
+    rig = Rig(policy("b"), policy("a"), policy("late", "1 2 * * *"))
+    rig.at(1)
+    rig.at(2, 1)
+    assert [name for name, _ in rig.planner.asked] == ["a", "b", "late"]
+
+
+def test_a_thousand_policies_are_asked_only_when_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    from defragd.controllers import schedule
+
+    rig = Rig(*(policy(f"p{i:04d}", f"{i % 60} {i % 24} * * *") for i in range(1000)))
+    asked: list[str] = []
+    real = schedule.due
+    monkeypatch.setattr(schedule, "due", lambda p, last, now: (asked.append(p.name), real(p, last, now))[1])
+    rig.at(0, 0)
+    assert len(asked) == 1000
+    asked.clear()
+    for second in (5, 10, 15):
+        rig.at(0, 0, second)
+    assert len(asked) <= 3 * 40, "those that just started, once more each"
+    began = time.monotonic()
+    for second in range(20, 50):
+        rig.at(0, 0, second)
+        rig.scheduler.next_start()
+    assert time.monotonic() - began < 3.0
+
+
+def test_signals_start_runs_of_the_leader_only() -> None:
+    rig = Rig(policy())
+    due = [(rig.policies[0], "pending-pods")]
+    rig.scheduler._signals = lambda policies: due if list(policies) else []
+    rig.at(1)
+    assert rig.planner.asked == [("nightly", None)]
+    rig.leadership.leading = False
+    rig.at(1, 1)
+    assert len(rig.planner.asked) == 1
+
+
+def test_an_edited_policy_is_looked_at_at_once() -> None:
+    rig = Rig(policy(cron="0 5 * * *"))
+    rig.at(1)
+    rig.policies[:] = [policy(cron="5 1 * * *")]
+    assert rig.at(1, 5) == [MIDNIGHT + timedelta(hours=1, minutes=5)]
