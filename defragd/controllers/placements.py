@@ -3,6 +3,10 @@
 Level-triggered. Truth is in the cluster; what is kept here are this process's own last words (newer than a cache that
 lags) and attempts with their pauses. Losing the lease drops both. Within one cycle the order is: places that pods wait
 for, then pods on their way, then evictions, then new work, so that many new placements cannot delay a gated pod.
+
+Decisions are made by one thread, on one picture of the world; the calls they ask for run in a lane beside each other,
+one per placement at a time. Until such a call is answered its effect counts as if it had come true wherever that is the
+cautious side: a hold that is being written is held, an eviction under way uses up its budgets, a pin occupies its node.
 """
 
 from __future__ import annotations
@@ -11,16 +15,19 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from defragd.controllers.heartbeats import lowest_seen, newest
+from defragd.controllers.lane import InlineLane, Lane
+from defragd.controllers.sending import Report, Sender, Task
 from defragd.core.gating import release_patch
 from defragd.core.model import Pod
-from defragd.core.placement import KIND, POLICY_LABEL, Placement, PlacementStatus, Step
+from defragd.core.placement import POLICY_LABEL, Placement, Step
 from defragd.core.placement_answers import learn
 from defragd.core.placement_pin import uuid_lists
 from defragd.core.placement_steering import held_devices, steering
-from defragd.core.placement_world import Action, Emit, Evict, Memory, PatchPod, Tuning, World, arrivals
+from defragd.core.placement_world import Decision, Evict, Memory, PatchPod, Tuning, World, arrivals
 from defragd.core.progress import step
 from defragd.core.validate import SCHEDULERS
 from defragd.core.vendor import Vendor
@@ -32,11 +39,9 @@ from defragd.ports import (
     Heartbeats,
     Hook,
     Leadership,
-    Note,
     Outcome,
     PlacementStore,
     PodWriter,
-    Written,
 )
 
 MAX_AGE_SECONDS = 90.0
@@ -50,6 +55,9 @@ WRITE_PAUSE = {
     Outcome.REFUSED: 10.0,
 }
 """Seconds before a status write is tried again."""
+BUSY_LOOK = 0.02
+"""While calls are under way the cache is looked at so often, in seconds; a call's answer is noticed at once."""
+SURPLUS = "surplus:"
 
 
 class PlacementController:
@@ -74,11 +82,15 @@ class PlacementController:
         max_age_seconds: float = MAX_AGE_SECONDS,
         slice_seconds: float = 0.25,
         paused: Callable[[], str] = lambda: "",
+        lane: Lane | None = None,
     ) -> None:
         """``seen``: newest placement revision that this replica's own webhook acts on (default: of the cache).
         ``slice_seconds``: a cycle ends after about so long and starts again with a fresh snapshot. ``paused`` says
-        why nothing new may begin ("" = it may); what is under way goes on."""
-        self._reader, self._placements, self._pods, self._events = reader, placements, pods, events
+        why nothing new may begin ("" = it may); what is under way goes on. ``lane``: where calls run (default: at
+        once, in this thread)."""
+        self._reader, self._placements, self._pods = reader, placements, pods
+        self._sender = Sender(placements, pods, events)
+        self._lane = lane or InlineLane()
         self._leadership, self._heartbeats, self._clock, self._hook = leadership, heartbeats, clock, hook
         self._vendors, self._schedulers, self._tuning = vendors, schedulers, tuning
         self._seen = seen or (lambda: newest(placements))
@@ -91,6 +103,10 @@ class PlacementController:
         """Placement key -> monotonic time before which its status is not written again."""
         self._released: dict[str, float] = {}
         """Surplus pod UID -> when it may be let go again (the cache has not shown the last attempt yet)."""
+        self._coming: dict[str, Placement] = {}
+        """Placements whose status is being written, as they will be."""
+        self._epoch = 0
+        """Term as leader: answers that come after a lost lease belong to an earlier one and teach nothing."""
         self._writes = 0
         self.beat = clock.monotonic()
 
@@ -111,8 +127,21 @@ class PlacementController:
                 stop.wait(1.0)
             self.beat = self._clock.monotonic()
             pause = 1.0 if wake is None else (wake - self._clock.now()).total_seconds()
-            self._reader.wait(version, min(max(pause, 0.01), 1.0))
+            self._rest(version, min(max(pause, 0.01), 1.0))
             stop.wait(0.01)
+        self._lane.close()
+
+    def _rest(self, version: int, pause: float) -> None:
+        """Until something changes, a call is answered, or the pause is over."""
+        end = self._clock.monotonic() + pause
+        while self._lane.busy() and self._reader.version() <= version:
+            left = end - self._clock.monotonic()
+            if left <= 0:
+                return
+            self._lane.wait(min(left, BUSY_LOOK))
+            if self._lane.ready():
+                return
+        self._reader.wait(version, max(end - self._clock.monotonic(), 0.0))
 
     def cycle(self) -> datetime | None:
         """One pass over all open placements and gated pods. Returns when to look again, even if nothing changes; None
@@ -126,6 +155,7 @@ class PlacementController:
         if not stored and not self._memories and not self._mine:
             return None
         self._writes = 0
+        self._take_answers(None)
         current = self._merge(stored)
         now = self._clock.now()
         world = self._world(current, now)
@@ -160,6 +190,7 @@ class PlacementController:
             schedulers=self._schedulers,
             tuning=self._tuning,
             arrivals=arrivals(current.values(), snapshot, self._memories, now, self._tuning),
+            coming=dict(self._coming),
         )
 
     def _merge(self, stored: Collection[Placement]) -> dict[str, Placement]:
@@ -177,9 +208,12 @@ class PlacementController:
         self._memories = {key: memory for key, memory in self._memories.items() if key in opened}
         self._not_before = {key: until for key, until in self._not_before.items() if key in opened}
         self._mine = {key: placement for key, placement in self._mine.items() if key in current}
+        self._coming = {key: placement for key, placement in self._coming.items() if key in current}
         return current
 
     def _forget(self) -> None:
+        self._epoch += 1
+        self._coming.clear()
         self._memories.clear()
         self._mine.clear()
         self._not_before.clear()
@@ -197,59 +231,86 @@ class PlacementController:
         if self._paused() and world.placements[key].status.step is Step.NEW:
             return None
         for _ in range(STEPS_PER_CYCLE):
+            if key in self._lane.busy():
+                return None
             placement = world.placements[key]
             decision = step(placement, world, self._clock.now())
-            if decision.status is not None and not self._write(placement, decision.status, world):
-                return self._clock.now() + timedelta(seconds=0.1)
+            before = world.memories.get(key, Memory())
             world.memories[key] = decision.memory
-            for action in decision.actions:
-                self._act(world.placements[key], action, world)
             if decision.status is None and not decision.actions:
                 return decision.wake
+            self._submit(placement, decision, before, world)
+            self._take_answers(world)
+            wait = self._not_before.get(key)
+            if wait is not None:
+                return self._clock.now() + timedelta(seconds=max(0.0, wait - self._clock.monotonic()))
         return self._clock.now()
 
-    def _write(self, placement: Placement, status: PlacementStatus, world: World) -> bool:
-        """Stores a status; nothing is done on the strength of one that is not known to be stored."""
-        answer = self._placements.write_status(placement, status)
-        self._writes += 1
-        if not answer.ok:
-            pause = max(WRITE_PAUSE.get(answer.outcome, 1.0), answer.retry_after or 0.0)
-            self._not_before[placement.key] = self._clock.monotonic() + pause
-            fields = {"placement": placement.key, "outcome": str(answer.outcome), "reason": answer.message}
-            self._hook("placement.retry", fields)
-            return False
-        written = replace(placement, status=status, revision=answer.revision or placement.revision)
-        self._mine[placement.key] = written
-        world.changed(written)
-        self._tell(placement, written)
-        return True
-
-    def _act(self, placement: Placement, action: Action, world: World) -> None:
-        now = self._clock.now
-        if isinstance(action, Emit):
-            self._emit(placement, action)
-            return
-        answer = self._send(action)
-        self._writes += 1
-        memory = world.memories.get(placement.key, Memory())
-        learnt = learn(memory, action, str(answer.outcome), answer.message, answer.retry_after, now())
-        world.memories[placement.key] = learnt
-        if isinstance(action, Evict) and not action.dry_run:
-            kind = "recycle" if action.recycle else "eviction"
-            fields = {"pod": action.pod.key, "result": str(answer.outcome), "reason": answer.message}
-            self._hook(kind, {**fields, "placement": placement.key})
-            if answer.outcome in (Outcome.OK, Outcome.UNKNOWN) and not action.recycle:
+    def _submit(self, placement: Placement, decision: Decision, before: Memory, world: World) -> None:
+        task = Task(placement, decision.status, decision.actions, decision.memory, before, self._epoch)
+        if decision.status is not None and task.written.open:
+            self._coming[placement.key] = world.coming[placement.key] = task.written
+            world.promised()
+        for action in decision.actions:
+            if isinstance(action, Evict) and not action.dry_run and not action.recycle:
+                # before it is sent: its replacement may be there before its answer is
+                world.memories[placement.key] = replace(decision.memory, evicted="Unknown")
                 world.ledger.take(action.pod)
-        elif isinstance(action, PatchPod):
-            if action.why == "pin" and answer.outcome in (Outcome.OK, Outcome.UNKNOWN):
+            elif isinstance(action, PatchPod) and action.why == "pin":
                 world.arrivals[placement.spec.node_name] = placement.key
-            fields = {"pod": action.pod.key, "why": action.why, "result": str(answer.outcome)}
-            self._hook("pod.patched", {**fields, "reason": answer.message, "placement": placement.key})
+        self._lane.submit(placement.key, lambda: self._sender.carry_out(task))
 
-    def _send(self, action: Evict | PatchPod) -> Written:
-        if isinstance(action, Evict):
-            return self._pods.evict(action.pod, dry_run=action.dry_run, check_revision=True)
-        return self._pods.patch_pod(action.pod.namespace, action.pod.name, action.patch)
+    def _take_answers(self, world: World | None) -> None:
+        """What the calls that have ended since teach. ``world``: the picture of this cycle, if there is one yet."""
+        failed: Exception | None = None
+        for done in self._lane.collect():
+            if done.error is not None:
+                failed = failed or done.error
+                self._coming.pop(done.key, None)
+            elif isinstance(done.value, Report):
+                self._writes += done.value.writes
+                if done.value.task.epoch == self._epoch:
+                    self._learn(done.value, world)
+            elif not done.value:
+                self._released[done.key.removeprefix(SURPLUS)] = self._clock.monotonic() + 0.2
+        if failed is not None:
+            raise failed
+
+    def _learn(self, report: Report, world: World | None) -> None:
+        task, key = report.task, report.task.placement.key
+        self._coming.pop(key, None)
+        if world is not None and world.coming.pop(key, None) is not None:
+            world.promised()
+        if report.stored is not None and not report.stored.ok:
+            self._retry_later(report)
+            self._memories[key] = task.before
+            return
+        placement = task.placement
+        if report.stored is not None:
+            placement = replace(task.written, revision=report.stored.revision or task.placement.revision)
+            self._mine[key] = placement
+            if world is not None and key in world.placements:
+                world.changed(placement)
+            self._tell(task.placement, placement)
+        memory = task.memory
+        for action, answer in report.answers:
+            memory = learn(memory, action, str(answer.outcome), answer.message, answer.retry_after, self._clock.now())
+            fields = {"pod": action.pod.key, "result": str(answer.outcome), "reason": answer.message, "placement": key}
+            if isinstance(action, PatchPod):
+                self._hook("pod.patched", {**fields, "why": action.why})
+                if action.why == "pin" and answer.outcome not in (Outcome.OK, Outcome.UNKNOWN) and world is not None:
+                    world.arrivals.pop(placement.spec.node_name, None)
+            elif not action.dry_run:
+                self._hook("recycle" if action.recycle else "eviction", fields)
+        self._memories[key] = memory
+
+    def _retry_later(self, report: Report) -> None:
+        answer, key = report.stored, report.task.placement.key
+        assert answer is not None
+        pause = max(WRITE_PAUSE.get(answer.outcome, 1.0), answer.retry_after or 0.0)
+        self._not_before[key] = self._clock.monotonic() + pause
+        fields = {"placement": key, "outcome": str(answer.outcome), "reason": answer.message}
+        self._hook("placement.retry", fields)
 
     # -- gates ----------------------------------------------------------------------------------------------------
 
@@ -264,11 +325,20 @@ class PlacementController:
         for pod in surplus:
             if pod.uid in self._released:
                 continue
-            answer = self._pods.patch_pod(pod.namespace, pod.name, self._surplus_patch(pod, held))
+            key = SURPLUS + pod.uid
+            if key in self._lane.busy():
+                continue
             self._writes += 1
-            self._released[pod.uid] = tick + (1.0 if answer.ok else 0.2)
-            if answer.ok:
-                self._hook("gate.released", {"pod": pod.key, "why": "surplus"})
+            self._released[pod.uid] = tick + 1.0
+            self._lane.submit(key, partial(self._let_go, pod, self._surplus_patch(pod, held)))
+        self._take_answers(world)
+
+    def _let_go(self, pod: Pod, patch: Mapping[str, Any]) -> bool:
+        """In the lane."""
+        answer = self._pods.patch_pod(pod.namespace, pod.name, patch)
+        if answer.ok:
+            self._hook("gate.released", {"pod": pod.key, "why": "surplus"})
+        return answer.ok
 
     def _surplus_patch(self, pod: Pod, held: Mapping[str, str]) -> dict[str, Any]:
         patch = release_patch(pod)
@@ -279,16 +349,6 @@ class PlacementController:
         return patch
 
     # -- telling --------------------------------------------------------------------------------------------------
-
-    def _emit(self, placement: Placement, action: Emit) -> None:
-        pod = action.pod
-        if pod is not None:
-            note = Note("Pod", pod.namespace, pod.name, pod.uid, action.reason, action.message, action.warning)
-        else:
-            note = Note(
-                KIND, placement.namespace, placement.name, placement.uid, action.reason, action.message, action.warning
-            )
-        self._events.emit(note)
 
     def _tell(self, before: Placement, after: Placement) -> None:
         status = after.status

@@ -32,7 +32,7 @@ def proven(placement: Placement, world: World, now: datetime) -> Validation:
         vendors=world.vendors,
         now=now,
         ledger=lambda: world.ledger,
-        others=tuple(world.placements.values()),
+        others=tuple(world.latest.values()),
         schedulers=world.schedulers,
     )
     if not found.ok or not placement.spec.evict_pod:

@@ -124,7 +124,8 @@ class Decision:
 @dataclass
 class World:
     """One moment. ``seen``: the lowest placement revision that all serving webhook replicas act on; None = some
-    replica's word is missing. ``arrivals``: node -> placement whose pod is being bound there."""
+    replica's word is missing. ``arrivals``: node -> placement whose pod is being bound there. ``coming``: placements
+    whose status is being written, as they will be; what they promise counts already, what they allow does not yet."""
 
     snapshot: Snapshot
     placements: Mapping[str, Placement]
@@ -135,6 +136,12 @@ class World:
     schedulers: Collection[str] = SCHEDULERS
     tuning: Tuning = Tuning()
     arrivals: dict[str, str] = field(default_factory=dict)
+    coming: dict[str, Placement] = field(default_factory=dict)
+
+    @property
+    def latest(self) -> Mapping[str, Placement]:
+        """Placements with what is being written of them: whom to count with, not whom to rely on."""
+        return {**self.placements, **self.coming} if self.coming else self.placements
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -150,7 +157,7 @@ class World:
     @cached_property
     def view(self) -> Snapshot:
         """The snapshot with the holds of all placements as this process knows them (its own writes included)."""
-        return with_holds(self.snapshot, self.placements.values())
+        return with_holds(self.snapshot, self.latest.values())
 
     @cached_property
     def owned(self) -> Mapping[str, tuple[Pod, ...]]:
@@ -171,14 +178,14 @@ class World:
     @cached_property
     def gated_pods(self) -> tuple[Pod, ...]:
         """Pods that carry our gate, oldest first. A pod that this process has pinned already is not one of them."""
-        taken = {p.status.pod_uid for p in self.placements.values() if p.status.pod_uid}
+        taken = {p.status.pod_uid for p in self.latest.values() if p.status.pod_uid}
         return tuple(pod for pod in gated(self.snapshot.pods.values()) if pod.uid not in taken)
 
     @cached_property
     def requests(self) -> Mapping[tuple[str, str], tuple[Placement, ...]]:
         """(namespace, reqID) -> placements that carry it."""
         found: dict[tuple[str, str], list[Placement]] = {}
-        for placement in self.placements.values():
+        for placement in self.latest.values():
             found.setdefault((placement.namespace, placement.spec.req_id), []).append(placement)
         return {key: tuple(some) for key, some in found.items()}
 
@@ -209,6 +216,11 @@ class World:
             left = tuple(pod for pod in self.gated_pods if pod.uid != placement.status.pod_uid)
             self.__dict__["gated_pods"] = left
         for name in ("view", "owned", "requests"):
+            self.__dict__.pop(name, None)
+
+    def promised(self) -> None:
+        """``coming`` has changed."""
+        for name in ("view", "requests"):
             self.__dict__.pop(name, None)
 
     def reseat(self) -> Seating:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from defragd import __version__
+from defragd.controllers.lane import PoolLane
 from defragd.controllers.offload import ChildPlanner
 from defragd.daemon.access import authorizer, missing_rights, placement_creator
 from defragd.daemon.policies import Policies
@@ -223,6 +224,7 @@ class _Daemon:
             admission_mode=mode,
             resources=managed_resources(hami),
             max_age_seconds=self._settings.planner.max_data_age.total_seconds(),
+            lanes=PoolLane,
         )
 
     def _untrusted(self) -> str:

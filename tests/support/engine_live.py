@@ -11,6 +11,7 @@ from typing import Any
 from defragd.controllers.gates import GateKeeper
 from defragd.controllers.heartbeats import HeartbeatLoop
 from defragd.controllers.janitor import Janitor
+from defragd.controllers.lane import PoolLane
 from defragd.controllers.placements import PlacementController
 from defragd.core.admission import admit
 from defragd.hami.vendors import VENDORS
@@ -58,13 +59,14 @@ class LiveEngine:
             "hook": self.hook,
         }
         leads: dict[str, Any] = {**shared, "leadership": self.leading, "vendors": VENDORS}
-        self.gates = GateKeeper(**shared)
+        self.gates = GateKeeper(**shared, lane=PoolLane())
         self.engine = PlacementController(
             **leads,
             events=self,
             heartbeats=self.beats,
             seen=self.kube.placements.seen,
             heartbeats_ready=self.beats.synced,
+            lane=PoolLane(),
         )
         self.janitor = Janitor(**leads)
         self.loop = HeartbeatLoop(

@@ -1,0 +1,80 @@
+"""Carrying out one decision: the status first, then its actions, each answer kept. Runs in a lane and decides nothing.
+
+Every write passes the leader's fence right before it is sent (in the adapters): a decision made while this replica led
+is not carried out once the lease is in doubt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from defragd.core.placement import KIND, Placement, PlacementStatus
+from defragd.core.placement_world import Action, Emit, Evict, Memory, PatchPod
+from defragd.ports import EventSink, Note, Outcome, PlacementStore, PodWriter, Written
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a decision asks for. ``memory`` is the decision's, ``before`` the one to go back to when the status cannot
+    be stored; ``epoch`` tells tasks of an earlier term as leader."""
+
+    placement: Placement
+    status: PlacementStatus | None
+    actions: tuple[Action, ...]
+    memory: Memory
+    before: Memory
+    epoch: int = 0
+
+    @property
+    def written(self) -> Placement:
+        """The placement as it is once the status is stored (its revision apart)."""
+        return self.placement if self.status is None else replace(self.placement, status=self.status)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """``stored``: the answer to the status write, if there was one. ``answers``: those to the actions, in order."""
+
+    task: Task
+    stored: Written | None = None
+    answers: tuple[tuple[Evict | PatchPod, Written], ...] = ()
+
+    @property
+    def writes(self) -> int:
+        return len(self.answers) + (self.stored is not None)
+
+
+class Sender:
+    """The ports a decision is carried out with."""
+
+    def __init__(self, placements: PlacementStore, pods: PodWriter, events: EventSink) -> None:
+        self._placements, self._pods, self._events = placements, pods, events
+
+    def carry_out(self, task: Task) -> Report:
+        """Nothing is done on the strength of a status that is not known to be stored. Raises NotLeader."""
+        stored = None
+        if task.status is not None:
+            stored = self._placements.write_status(task.placement, task.status)
+            if not stored.ok:
+                return Report(task, stored)
+        answers: list[tuple[Evict | PatchPod, Written]] = []
+        for action in task.actions:
+            if isinstance(action, Emit):
+                if all(answer.outcome in (Outcome.OK, Outcome.UNKNOWN) for _, answer in answers):
+                    self._emit(task.placement, action)
+                continue
+            answers.append((action, self._send(action)))
+        return Report(task, stored, tuple(answers))
+
+    def _send(self, action: Evict | PatchPod) -> Written:
+        if isinstance(action, Evict):
+            return self._pods.evict(action.pod, dry_run=action.dry_run, check_revision=True)
+        return self._pods.patch_pod(action.pod.namespace, action.pod.name, action.patch)
+
+    def _emit(self, placement: Placement, action: Emit) -> None:
+        """An Event tells what happened, so not of a write that was refused."""
+        pod = action.pod
+        kind, about = ("Pod", pod) if pod is not None else (KIND, placement)
+        self._events.emit(
+            Note(kind, about.namespace, about.name, about.uid, action.reason, action.message, action.warning)
+        )
