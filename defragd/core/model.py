@@ -277,7 +277,8 @@ class Selection:
     device_policy: str = ""
     weights: tuple[int, int, int] | None = None
     pinned_by_us: bool = False
-    """The UUID list (and node affinity) is our own pin, not a wish of the user; planning ignores it."""
+    """The UUID list (and node affinity) on the pod is our own pin, which planning ignores; ``use_uuids`` is then what
+    the user had set before."""
     pin_uuids: frozenset[str] | None = None
     pin_node: str = ""
     """Our own pin, taken out of the constraints. HAMi and kube-scheduler still obey it (simulation does too)."""

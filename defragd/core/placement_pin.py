@@ -152,9 +152,16 @@ def unpinned(pod: Pod) -> Pod:
     )
 
 
-def _user_uuids(pod: Pod) -> list[str]:
-    found: list[str] = []
-    for part in pod.annotations.get(USER_UUIDS, "").split(";"):
-        _, _, value = part.partition("=")
-        found += [uuid.strip() for uuid in value.split(",") if uuid.strip()]
+def user_lists(annotations: Mapping[str, str]) -> dict[str, str]:
+    """The user's own UUID lists by annotation key, as they were before our pin replaced them; {} = there were none."""
+    found: dict[str, str] = {}
+    for part in annotations.get(USER_UUIDS, "").split(";"):
+        key, equal, value = part.partition("=")
+        if equal and key.strip() and value.strip():
+            found[key.strip()] = value
     return found
+
+
+def _user_uuids(pod: Pod) -> list[str]:
+    lists = user_lists(pod.annotations).values()
+    return [uuid.strip() for value in lists for uuid in value.split(",") if uuid.strip()]

@@ -249,7 +249,7 @@ class _Masks:
 
     def devices(self, pod: Pod) -> int:
         select = pod.selection
-        use = None if select.pinned_by_us else select.use_uuids
+        use = select.use_uuids
         nouse = select.nouse_uuids - select.steered_uuids
         if use is None and not nouse:
             return -1

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from defragd.core.model import EMPTY, Selection
 from defragd.core.placement import PINNED, STEERED
+from defragd.core.placement_pin import USER_UUIDS, user_lists
 from defragd.core.vendor import Vendor
 from defragd.hami.codec import go_bool
 from defragd.hami.keys import DEVICE_POLICY, NODE_POLICY, NUMA_BIND, SCORING_WEIGHTS, VGPU_MODE
@@ -47,20 +48,26 @@ def _raw(annotations: Mapping[str, str], key: str) -> str:
     return "" if value is None else value or " "
 
 
-def select(annotations: Mapping[str, str], facts: Vendor) -> Selection:
-    """The selection that applies to requests of one vendor."""
-    ours = PINNED in annotations
-    steered = frozenset(members(annotations.get(STEERED)))
+def _uuids(annotations: Mapping[str, str], facts: Vendor) -> frozenset[str] | None:
+    """Devices that the use lists leave; a vendor with two keys obeys both. None = no list."""
     use: frozenset[str] | None = None
     for key in facts.use_keys:
         text = annotations.get(key, "")
         if text.strip():
             wanted = frozenset(members(text))
             use = wanted if use is None else use & wanted
+    return use
+
+
+def select(annotations: Mapping[str, str], facts: Vendor) -> Selection:
+    """The selection that applies to requests of one vendor."""
+    ours = PINNED in annotations
+    steered = frozenset(members(annotations.get(STEERED)))
+    use = _uuids(annotations, facts)
     nouse = frozenset(uuid for key in facts.nouse_keys for uuid in members(annotations.get(key)))
     weight, invalid = weights(annotations.get(SCORING_WEIGHTS))
     return Selection(
-        use_uuids=None if ours else use,
+        use_uuids=_uuids(user_lists(annotations), facts) if ours else use,
         nouse_uuids=nouse,
         use_types=tuple(t for key in facts.use_type_keys for t in listed(annotations.get(key))),
         nouse_types=tuple(t for key in facts.nouse_type_keys for t in members(annotations.get(key))),
@@ -76,7 +83,9 @@ def select(annotations: Mapping[str, str], facts: Vendor) -> Selection:
     )
 
 
-COMMON_KEYS = frozenset({NODE_POLICY, DEVICE_POLICY, SCORING_WEIGHTS, NUMA_BIND, VGPU_MODE, PINNED, STEERED})
+COMMON_KEYS = frozenset(
+    {NODE_POLICY, DEVICE_POLICY, SCORING_WEIGHTS, NUMA_BIND, VGPU_MODE, PINNED, STEERED, USER_UUIDS}
+)
 """Keys that `select` reads beside those of the vendor."""
 
 

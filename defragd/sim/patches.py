@@ -13,7 +13,7 @@ from typing import Any
 
 from defragd.core.model import EMPTY, Pod, Scheduling, Selection
 from defragd.core.placement import GROUP
-from defragd.core.placement_pin import unpinned
+from defragd.core.placement_pin import unpinned, user_lists
 from defragd.core.run_moves import VOLATILE
 from defragd.hami.scheduling import node_terms, without_pin
 from defragd.hami.selection import selection_of
@@ -165,7 +165,7 @@ def as_template(pod: Pod) -> Pod:
         key: value
         for key, value in clean.annotations.items()
         if not key.startswith((f"{GROUP}/", "hami.io/")) and key not in pins
-    }
+    } | (user_lists(pod.annotations) if pins else {})
     lasting = {
         key: value
         for key, value in clean.labels.items()

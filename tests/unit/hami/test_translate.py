@@ -238,6 +238,18 @@ def test_the_users_terms_survive_our_pin() -> None:
     assert found.scheduling.node_terms == (NodeTerm((Expression("pool", "In", ("a",)),)),) * 2
 
 
+def test_the_users_devices_survive_our_pin() -> None:
+    """The pin replaces the user's list; what he had set is kept in an annotation and holds for later plans."""
+    key = "scheduling.hami.placement.com/user-uuids"
+    notes = {**PINNED, key: "nvidia.com/use-gpuuuid=n1-g0, n1-g1;hygon.com/use-gpuuuid=d0"}
+    found = translate_pod(pod(limits=[GPU], annotations=notes), CONFIG)
+    assert found.selection.use_uuids == {"n1-g0", "n1-g1"}
+    assert found.selection.pin_uuids == {"n1-g0"}
+
+    spoilt = translate_pod(pod(limits=[GPU], annotations={**PINNED, key: ";x;=;nvidia.com/use-gpuuuid= "}), CONFIG)
+    assert spoilt.selection.use_uuids is None
+
+
 def test_a_pin_of_the_user_stays() -> None:
     found = translate_pod(
         pod(limits=[GPU], annotations={"nvidia.com/use-gpuuuid": "n1-g0"}, spec=affinity({"matchFields": [OURS]})),

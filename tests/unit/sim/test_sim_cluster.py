@@ -8,6 +8,7 @@ import pytest
 
 from defragd.core.model import DisruptionBudget, Pod
 from defragd.core.placement import GATE, PINNED
+from defragd.core.placement_pin import USER_UUIDS
 from defragd.core.rules import equals
 from defragd.core.run import Run
 from defragd.core.snapshot import Snapshot
@@ -131,6 +132,16 @@ def test_a_template_carries_nothing_of_ours() -> None:
     assert set(template.labels) == {"app", "pod-template-hash"}
     assert template.selection.pin_uuids is None
     assert (template.node, template.allocations, template.phase) == ("", (), "Pending")
+
+
+def test_a_template_has_the_users_devices_again() -> None:
+    access = start(WEB)
+    old = pod(access, "web")
+    notes = {"nvidia.com/use-gpuuuid": "GPU-n1-0", PINNED: "p", USER_UUIDS: "nvidia.com/use-gpuuuid=GPU-n1-0,GPU-n2-0"}
+    pinned = replace(old, annotations=notes, selection=replace(old.selection, pinned_by_us=True))
+    template = as_template(pinned)
+    assert dict(template.annotations) == {"nvidia.com/use-gpuuuid": "GPU-n1-0,GPU-n2-0"}
+    assert template.selection.use_uuids == {"GPU-n1-0", "GPU-n2-0"}
 
 
 def test_binds_on_one_node_go_one_after_the_other() -> None:
