@@ -145,6 +145,7 @@ def _small(reading: Reading) -> Iterator[GaugeMetricFamily]:
             allowed.add_metric([budget], left)
     yield used
     yield allowed
+    yield from _last_runs(reading.runs)
     newest = max((run.created.timestamp() for run in reading.runs if run.created), default=0.0)
     plan = _gauge("defragd_last_plan_timestamp_seconds", "When the newest plan was made; 0 = never.")
     plan.add_metric([], newest)
@@ -191,6 +192,29 @@ def _scores(reading: Reading, pool_label: Bounded, shape_label: Bounded) -> Iter
                     copies.add_metric([pool, shape, "pooled"], item.pooled)
     recoverable.add_metric([], _recoverable(reading.runs))
     yield from (ratio, causes, unplaceable, copies, idle, whole, nodes, recoverable)
+
+
+def _last_runs(runs: Sequence[Run]) -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
+    """Of each policy's last run that moved something: L before it and as planned after it, and devices freed."""
+    ratio = _gauge(
+        "defragd_last_run_fragmentation_ratio", "Loss before the last run that moved something, and as planned.",
+        "policy", "when",
+    )  # fmt: skip
+    freed = _gauge("defragd_last_run_freed_devices", "Whole devices that the last run's plan freed.", "policy")
+    last: dict[str, Run] = {}
+    for run in sorted((r for r in runs if r.created), key=lambda r: r.created.timestamp() if r.created else 0.0):
+        if any(move.state is MoveState.DONE for move in run.moves):
+            last[run.policy] = run
+    for policy, run in sorted(last.items())[:200]:
+        try:
+            frag, devices = run.plan["fragmentation"], run.plan["freed"]["devices"]
+            before, after = float(frag["before"]["L"]), float(frag["after"]["L"])
+        except (KeyError, TypeError, ValueError):
+            continue
+        ratio.add_metric([policy, "before"], before)
+        ratio.add_metric([policy, "planned"], after)
+        freed.add_metric([policy], float(devices))
+    return ratio, freed
 
 
 def _recoverable(runs: Sequence[Run]) -> float:

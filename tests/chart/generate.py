@@ -1,4 +1,5 @@
-"""Writes what is derived in the chart: values.schema.json, the table in README.md, and the copies of the CRDs.
+"""Writes what is derived in the chart: values.schema.json, the table in README.md, the dashboard, and the copies
+of the CRDs.
 
     python -m tests.chart.generate [--check]
 
@@ -16,17 +17,20 @@ from typing import Any
 
 import yaml
 
+from tests.chart import dashboard
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "chart"
 
 OPEN = {
     "config", "policies", "serviceAccount.annotations", "api.service.annotations", "resources", "nodeSelector",
     "affinity", "commonLabels", "podAnnotations", "podLabels", "serviceMonitor.labels", "podMonitor.labels",
-    "prometheusRule.labels", "webhook.certManager.issuerRef",
+    "prometheusRule.labels", "dashboard.annotations", "webhook.certManager.issuerRef",
 }  # fmt: skip
 
 STRING_MAP = {"type": "object", "additionalProperties": {"type": "string"}}
 KINDS: dict[str, dict[str, Any]] = {
+    "api.reads": {"enum": ["Open", "Authorized"]},
     "replicaCount": {"type": "integer", "minimum": 0, "maximum": 20},
     "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "mode": {"enum": ["DryRun", "Policy"]},
@@ -116,6 +120,7 @@ def files() -> dict[Path, str]:
         CHART / "values.schema.json": json.dumps(schema, indent=2) + "\n",
         CHART / "README.md": readme,
     }
+    out[CHART / "files" / "dashboard.json"] = dashboard.text()
     for crd in sorted((ROOT / "crds").glob("*.yaml")):
         out[CHART / "files" / "crds" / crd.name] = crd.read_text()
     return out
