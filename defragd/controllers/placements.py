@@ -121,7 +121,7 @@ class PlacementController:
                 version = self._reader.version()
                 wake = self.cycle()
             except NotLeader:
-                self._forget()
+                self.lost()
             except Exception as error:  # noqa: BLE001 - a loop that dies would leave pods gated until their deadline
                 self._hook("loop.failed", {"loop": "placements", "error": f"{type(error).__name__}: {error}"})
                 stop.wait(1.0)
@@ -147,7 +147,7 @@ class PlacementController:
         """One pass over all open placements and gated pods. Returns when to look again, even if nothing changes; None
         = nothing is under way. Raises NotLeader when the lease is lost in the middle: nothing was written after."""
         if not self._leadership.is_leader():
-            self._forget()
+            self.lost()
             return None
         if not self._reader.synced() or self._reader.age_seconds() > self._max_age:
             return self._clock.now() + timedelta(seconds=1)
@@ -211,7 +211,8 @@ class PlacementController:
         self._coming = {key: placement for key, placement in self._coming.items() if key in current}
         return current
 
-    def _forget(self) -> None:
+    def lost(self) -> None:
+        """This replica does not lead (any more): what it knows belongs to an earlier term."""
         self._epoch += 1
         self._coming.clear()
         self._memories.clear()

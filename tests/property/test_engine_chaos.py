@@ -14,6 +14,8 @@ from tests.property.test_engine_stateful import NODES, Engine
 
 MIX = ["lost-before", "lost-after", "conflict", "busy", "kill-before", "kill-after", *["ok"] * 6]
 """Answers to the daemon's next writes."""
+SLOW = [0.0, 0.0, 0.1, 0.3, 1.0, 3.0, 15.0]
+"""Seconds for which they hang."""
 
 
 def chaos(seed: int, steps: int = 40) -> Engine:
@@ -36,6 +38,7 @@ def _act(engine: Engine, rng: random.Random) -> None:
         (22, lambda: engine.place(rng.randrange(6), rng.choice(NODES), rng.randrange(2))),
         (5, lambda: engine.place_by_selector(rng.choice(NODES), rng.randrange(2), rng.randrange(4))),
         (16, lambda: engine.faults(rng.randrange(2), [rng.choice(MIX) for _ in range(rng.randrange(8))])),
+        (12, lambda: engine.slow_calls(rng.randrange(2), [rng.choice(SLOW) for _ in range(rng.randrange(8))])),
         (9, lambda: engine.kill(rng.randrange(2))),
         (5, engine.change_of_leader),
         (3, lambda: engine.no_leader(rng.random() < 0.5)),

@@ -9,6 +9,7 @@ no pod delete.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from datetime import timedelta
 
@@ -24,6 +25,7 @@ from tests.support.engine_world import Access, EngineWorld, Killed, Replica, nod
 FAULTS = st.sampled_from(
     ["lost-before", "lost-after", "conflict", "busy", "kill-before", "kill-after", "ok", "ok", "ok", "ok"]
 )
+DELAYS = st.sampled_from([0.0, 0.0, 0.1, 0.4, 2.0, 15.0])
 LIMITS = Timeouts(
     hold=timedelta(seconds=20), evict=timedelta(seconds=30), start=timedelta(seconds=20), pod=timedelta(seconds=40)
 )
@@ -81,6 +83,9 @@ class Engine(RuleBasedStateMachine):
             self._restart(replica)
 
     def _restart(self, replica: Replica) -> None:
+        for lane in replica.lanes:
+            with contextlib.suppress(Killed):
+                lane.close()
         index = self.replicas.index(replica)
         self.names += 1
         access = Access(self.world, f"new{self.names}", leading=replica.access.leading)
@@ -188,6 +193,10 @@ class Engine(RuleBasedStateMachine):
     def faults(self, which: int, faults: list[str]) -> None:
         self.replicas[which].access.faults = faults
 
+    @rule(which=st.integers(0, 1), delays=st.lists(DELAYS, max_size=6))
+    def slow_calls(self, which: int, delays: list[float]) -> None:
+        self.replicas[which].access.delays = delays
+
     @rule(which=st.integers(0, 1))
     def kill(self, which: int) -> None:
         self._restart(self.replicas[which])
@@ -271,7 +280,7 @@ class Engine(RuleBasedStateMachine):
         for name in NODES:
             world.nodes[name] = replace(world.nodes[name], ready=True, schedulable=True)
         for index, replica in enumerate(self.replicas):
-            replica.access.faults, replica.access.frozen = [], None
+            replica.access.faults, replica.access.delays, replica.access.frozen = [], [], None
             replica.access.leading = index == 0
         world.webhooks = [r.access for r in self.replicas]
         world.touch()

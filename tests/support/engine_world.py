@@ -18,15 +18,17 @@ import msgspec
 
 from defragd.controllers.gates import GateKeeper
 from defragd.controllers.janitor import Janitor
+from defragd.controllers.lane import Done
 from defragd.controllers.placements import PlacementController
 from defragd.core.admission import admit
 from defragd.core.fit import FitConfig, fit_pod
 from defragd.core.model import Device, DisruptionBudget, Node, NodeLock, Pod, Resources, Workload
-from defragd.core.placement import GATE, Placement, PlacementSpec, PlacementStatus
+from defragd.core.placement import GATE, PINNED, Placement, PlacementSpec, PlacementStatus
 from defragd.core.placement_holds import open_holds
 from defragd.core.rules import Timeouts, equals
 from defragd.core.selectors import matches
 from defragd.core.snapshot import Snapshot
+from defragd.errors import NotLeader
 from defragd.hami.codec import Entry, write_slots
 from defragd.hami.config import HamiConfig
 from defragd.hami.translate_pod import translate_pod
@@ -489,6 +491,8 @@ class Access:
         self.stale = 0.0
         self.faults: list[str] = []
         """Used up in order, one per write: ok, lost-before, lost-after, conflict, busy, kill-before, kill-after."""
+        self.delays: list[float] = []
+        """Seconds for which the next calls hang before they reach the server, used up in order; none left = at once."""
         self.calls: list[str] = []
         self.notes: list[Note] = []
         self.hooks: list[tuple[str, Mapping[str, Any]]] = []
@@ -524,6 +528,11 @@ class Access:
     def freeze(self, yes: bool = True) -> None:
         self.frozen = self.world.seen() if yes else None
 
+    def fence(self) -> None:
+        """What only a leader may write is not sent once the lease is in doubt."""
+        if not self.leading:
+            raise NotLeader("not sent")
+
     # writes
     def _write(self, what: str, act: Callable[[], Written]) -> Written:
         self.calls.append(what)
@@ -548,16 +557,20 @@ class Access:
                 raise AssertionError(other)
 
     def evict(self, pod: Pod, *, dry_run: bool = False, check_revision: bool = False) -> Written:
+        self.fence()
         what = "evict-dry" if dry_run else "evict"
         return self._write(what, lambda: self.world.evict(pod, dry_run=dry_run, check_revision=check_revision))
 
     def patch_pod(self, namespace: str, name: str, patch: Mapping[str, Any]) -> Written:
+        if (patch.get("metadata") or {}).get("annotations", {}).get(PINNED):
+            self.fence()
         return self._write("patch", lambda: self.world.patch(namespace, name, patch))
 
     def create(self, placement: Placement) -> Written:
         raise NotImplementedError
 
     def write_status(self, placement: Placement, status: PlacementStatus) -> Written:
+        self.fence()
         return self._write("status", lambda: self.world.write_status(placement, status))
 
     def delete(self, placement: Placement) -> Written:
@@ -592,6 +605,54 @@ class Access:
         return self.beats
 
 
+class LateLane:
+    """Calls beside each other, as threads make them, but in the world's time: each reaches the server when its delay
+    (``access.delays``) is over, and only then its answer is there."""
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        self.waiting: list[tuple[float, str, Callable[[], Any]]] = []
+        self.done: list[Done] = []
+
+    def submit(self, key: str, job: Callable[[], Any]) -> None:
+        assert key not in self.busy(), f"{key} has two calls under way"
+        delay = self.access.delays.pop(0) if self.access.delays else 0.0
+        if delay:
+            self.waiting.append((self.access.world.clock.seconds + delay, key, job))
+        else:
+            self._run(key, job)
+
+    def _run(self, key: str, job: Callable[[], Any]) -> None:
+        try:
+            self.done.append(Done(key, job()))
+        except NotLeader as error:
+            self.done.append(Done(key, error=error))
+
+    def busy(self) -> list[str]:
+        return [key for _, key, _ in self.waiting]
+
+    def ready(self) -> bool:
+        return bool(self.done)
+
+    def collect(self) -> list[Done]:
+        now = self.access.world.clock.seconds
+        due = [item for item in self.waiting if item[0] <= now]
+        self.waiting = [item for item in self.waiting if item[0] > now]
+        for _, key, job in sorted(due, key=lambda item: item[0]):
+            self._run(key, job)
+        done, self.done = self.done, []
+        return done
+
+    def wait(self, timeout: float) -> None:
+        pass
+
+    def close(self) -> None:
+        """The process dies: half of what was under way still reaches the server, unheard."""
+        for _, key, job in self.waiting[::2]:
+            self._run(key, job)
+        self.waiting.clear()
+
+
 class Replica:
     """One daemon as far as the engine goes: gate keeper always, placements and janitor while it leads."""
 
@@ -604,13 +665,19 @@ class Replica:
             "clock": access.world.clock,
             "hook": access.hook,
         }
-        self.gates = GateKeeper(**ports)
-        self.engine = PlacementController(**ports, events=access, leadership=access, heartbeats=access, vendors=VENDORS)
+        self.lanes = [LateLane(access), LateLane(access)]
+        self.gates = GateKeeper(**ports, lane=self.lanes[0])
+        self.engine = PlacementController(
+            **ports, events=access, leadership=access, heartbeats=access, vendors=VENDORS, lane=self.lanes[1]
+        )
         self.janitor = Janitor(**ports, leadership=access, vendors=VENDORS)
 
     def once(self) -> None:
         self.gates.release_overdue()
-        self.engine.cycle()
+        try:
+            self.engine.cycle()
+        except NotLeader:
+            self.engine.lost()
         self.janitor.cycle()
 
 
