@@ -42,6 +42,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "terminationGracePeriodSeconds": {"type": "integer", "minimum": 10, "maximum": 3600},
     "imagePullSecrets": {"type": "array", "items": {"type": "object"}},
     "webhook.excludeNamespaces": {"type": "array", "items": {"type": "string"}},
+    "networkPolicy.apiServerPorts": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 65535}},
     "extraArgs": {"type": "array", "items": {"type": "string"}},
     "policies": {"type": "object", "additionalProperties": {"type": ["object", "null"]}},
     "commonLabels": STRING_MAP,
