@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from defragd.core.snapshot import Snapshot, collapse
+from defragd.core.fit_state import hami_collapse
+from defragd.core.snapshot import Snapshot
 from defragd.hami.backend import pick
 from defragd.hami.config import AscendChip, HamiConfig, Names
 from defragd.hami.keys import METAX_APP_CLASS, METAX_QOS, VNPU_MODE, WEBHOOK_LABEL
@@ -284,7 +285,7 @@ def _within_quota(pod: Mapping[str, Any], config: HamiConfig, snapshot: Snapshot
         used = [0, 0]
         for other in snapshot.pods.values():
             if other.namespace == namespace and other.live and other.booked_node:
-                held = collapse((a for a in other.allocations if a.vendor == word), init_done=other.init_done)
+                held = hami_collapse(other, tuple(a for a in other.allocations if a.vendor == word))
                 used[0] += sum(m for _, m, _ in held.values())
                 used[1] += sum(c for _, _, c in held.values())
         ask = _asks(pod, word, config)

@@ -153,7 +153,7 @@ def reservations(value: str) -> tuple[Reservation, ...]:
 
 
 def collapse(slots: Sequence[Sequence[Piece]], inits: int) -> dict[str, tuple[int, int, int]]:
-    """Per UUID (slots, MiB, cores): the greater of what init slots need one by one and what app slots need together."""
+    """Per UUID (slots, MiB, cores): the greatest single entry of the init slots, or what app slots need together."""
     total: dict[str, tuple[int, int, int]] = {}
     for uuid in dict.fromkeys(piece.uuid for slot in slots for piece in slot):
         init, app = [0, 0, 0], [0, 0, 0]
@@ -163,7 +163,7 @@ def collapse(slots: Sequence[Sequence[Piece]], inits: int) -> dict[str, tuple[in
                 continue
             memory, cores = sum(p.memory for p in mine), sum(p.cores for p in mine)
             if position < inits:
-                init = [1, max(init[1], memory), max(init[2], cores)]
+                init = [1, max(init[1], *(p.memory for p in mine)), max(init[2], *(p.cores for p in mine))]
             else:
                 app = [app[0] + 1, app[1] + memory, app[2] + cores]
         total[uuid] = (max(init[0], app[0], 1), max(init[1], app[1]), max(init[2], app[2]))
@@ -171,11 +171,10 @@ def collapse(slots: Sequence[Sequence[Piece]], inits: int) -> dict[str, tuple[in
 
 
 def inits_done(pod: Mapping[str, Any]) -> bool:
-    """All init containers have ended well. A sidecar never does."""
-    wanted = len(pod["spec"].get("initContainers") or [])
+    """All init containers that have a status have ended well. A sidecar never does."""
     states = (pod.get("status") or {}).get("initContainerStatuses") or []
     ended = [s for s in states if ((s.get("state") or {}).get("terminated") or {"exitCode": 1}).get("exitCode", 0) == 0]
-    return bool(wanted) and len(ended) == len(states) == wanted
+    return bool(states) and len(ended) == len(states)
 
 
 def booking(pod: Mapping[str, Any]) -> Booking | None:

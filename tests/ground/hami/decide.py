@@ -101,11 +101,10 @@ def decide(world: World, pod: Mapping[str, Any], names: Sequence[str]) -> Answer
 def _weights(text: str | None) -> tuple[int, int, int] | str:
     if text is None:
         return (1, 1, 1)
-    found = re.fullmatch(r"slot=(\d+),core=(\d+),memory=(\d+)", text)
-    if not found or not any(int(n) for n in found.groups()):
+    found = dict(re.findall(r"(?:^|,)\s*(\w+)\s*=\s*(\d+)\s*(?=,|$)", text))
+    if set(found) != {"slot", "core", "memory"} or text.count(",") != 2 or not any(int(n) for n in found.values()):
         return f"invalid {fit.WEIGHTS} value {text!r}"
-    slot, core, memory = (int(n) for n in found.groups())
-    return slot, core, memory
+    return int(found["slot"]), int(found["core"]), int(found["memory"])
 
 
 def _node_score(cards: Sequence[Card]) -> float:
@@ -132,16 +131,16 @@ def _node(
     slots: list[list[Piece]] = []
     reserved: list[dict[str, Any]] = []
 
-    def one(cards: list[Card], ask: Ask, position: int, earlier: Sequence[Sequence[Piece]]) -> str:
-        def within(memory: int, cores: int) -> bool:
-            # HAMi counts the first len(initContainers) earlier entries as init ones: the greatest, not the sum.
-            use = books.collapse(earlier, len(inits)).values()
-            before_memory, before_cores = sum(m for _, m, _ in use), sum(c for _, _, c in use)
-            return world.quotas.allows(namespace, others, before_memory + memory, before_cores + cores)
+    def one(cards: list[Card], ask: Ask, earlier: Sequence[Sequence[Piece]]) -> str:
+        def within(pieces: list[Piece]) -> bool:
+            # HAMi counts the first len(initContainers) entries as init ones: the greatest, not the sum.
+            use = books.collapse([*earlier, pieces], len(inits)).values()
+            return world.quotas.allows(namespace, others, sum(m for _, m, _ in use), sum(c for _, _, c in use))
 
         chosen, reason = fit.fit_container(cards, ask, wish, cordoned, known.scores, within)
         if reason:
             return reason
+        position = len(slots)  # like the slots: containers without a request are not counted
         slots.append([c.piece for c in chosen])
         for number, choice in enumerate(chosen):
             if choice.placement:
@@ -154,13 +153,13 @@ def _node(
                 )  # fmt: skip
         return ""
 
-    for position, ask in enumerate(inits):
-        if ask and (reason := one(books.used_cards(known, others), ask, position, [])):
+    for ask in inits:
+        if ask and (reason := one(books.used_cards(known, others), ask, [])):
             return reason
     cards = books.used_cards(known, others)
     score = _node_score(cards)
     first_app = len(slots)
-    for position, ask in enumerate(apps, len(inits)):
-        if ask and (reason := one(cards, ask, position, slots[first_app:])):
+    for ask in apps:
+        if ask and (reason := one(cards, ask, slots[first_app:])):
             return reason
     return Fits(known.name, score, tuple(tuple(slot) for slot in slots), tuple(reserved))

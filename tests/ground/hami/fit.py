@@ -19,17 +19,19 @@ NUMA_BIND, MODE = "nvidia.com/numa-bind", "nvidia.com/vgpu-mode"
 GPU_POLICY, NODE_POLICY = "hami.io/gpu-scheduler-policy", "hami.io/node-scheduler-policy"
 WEIGHTS = "hami.io/device-scoring-weights"
 
-QuotaCheck = Callable[[int, int], bool]
-"""(MiB, cores) of the cards picked so far and this one, for the whole pod -> within the namespace's quota."""
+QuotaCheck = Callable[[list[Piece]], bool]
+"""What this container would hold, the cards picked so far and this one -> within the namespace's quota."""
 
 
 @dataclass
 class Picked:
-    """A card chosen for a container; ``placement`` and ``profile`` for MIG."""
+    """A card chosen for a container; ``placement`` and ``profile`` for MIG, ``asked`` (MiB, cores) where the profile
+    gives more: while the container is fitted HAMi holds that against the quota."""
 
     piece: Piece
     profile: str = ""
     placement: Pair | None = None
+    asked: Pair = (0, 0)
 
 
 @dataclass
@@ -180,8 +182,8 @@ def _examine(card: Card, ask: Ask, pod: Pod, picked: Sequence[Picked], quota: Qu
         return "ExclusiveDeviceAllocateConflict"
     cores = min(ask.cores, 100)
     memory = ask.memory or card.memory * ask.percent // 100
-    taken_memory, taken_cores = sum(p.piece.memory for p in picked), sum(p.piece.cores for p in picked)
-    if not quota(taken_memory + memory, taken_cores + cores):
+    mine = [Piece(p.piece.uuid, *p.asked) for p in picked]
+    if not quota([*mine, Piece(card.uuid, memory, cores)]):
         return "ResourceQuotaNotFit"
     if card.memory - card.used_memory < memory:
         return "CardInsufficientMemory"
@@ -192,13 +194,14 @@ def _examine(card: Card, ask: Ask, pod: Pod, picked: Sequence[Picked], quota: Qu
     if card.cores and card.used_cores == card.cores and cores == 0:
         return "CardComputeUnitsExhausted"
     if card.mode != "mig":
-        return Picked(Piece(card.uuid, memory, cores))
-    mine = [p.placement for p in picked if p.piece.uuid == card.uuid and p.placement]
-    found = _instance(card, memory, [*card.occupied, *mine])
+        return Picked(Piece(card.uuid, memory, cores), asked=(memory, cores))
+    here = [p.placement for p in picked if p.piece.uuid == card.uuid and p.placement]
+    found = _instance(card, memory, [*card.occupied, *here])
     if not found:
         return "CardMigTopologyInfeasible"
     profile, placement = found
-    return Picked(Piece(card.uuid, profile["memoryMB"], profile["core"]), profile["name"], placement)
+    piece = Piece(card.uuid, profile["memoryMB"], profile["core"])
+    return Picked(piece, profile["name"], placement, asked=(memory, cores))
 
 
 def _instance(card: Card, memory: int, occupied: Sequence[Pair]) -> tuple[dict[str, object], Pair] | None:

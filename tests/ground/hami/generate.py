@@ -52,9 +52,7 @@ def world(random: Random) -> dict[str, Any]:
             hard["limits.nvidia.com/gpucores"] = str(random.choice((0, 60, 150)))
         record["quotas"] = [{"metadata": {"name": "q", "namespace": NAMESPACE}, "spec": {"hard": hard}}]
     for number in range(3):
-        query = _query(random, f"q{number}", record)
-        if query:
-            record["queries"].append(query)
+        record["queries"].append(_query(random, f"q{number}", record))
     return record
 
 
@@ -151,7 +149,7 @@ def _selection(random: Random, record: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _query(random: Random, name: str, record: dict[str, Any]) -> dict[str, Any] | None:
+def _query(random: Random, name: str, record: dict[str, Any]) -> dict[str, Any]:
     webhook = random.random() < 0.5
     spec: dict[str, Any] = {"schedulerName": "hami-scheduler"}
     spec["containers"] = [_container(random, f"c{i}") for i in range(random.choice((1, 1, 1, 2)))]
@@ -160,26 +158,28 @@ def _query(random: Random, name: str, record: dict[str, Any]) -> dict[str, Any] 
     labels = {} if webhook else {"hami.io/webhook": "ignore"}
     annotations = _selection(random, record)
     meta = {"name": name, "namespace": NAMESPACE, "labels": labels, "annotations": annotations}
-    submitted = {"metadata": meta, "spec": spec}
+    return answer(record, {"metadata": meta, "spec": spec}, webhook)
+
+
+def answer(record: dict[str, Any], submitted: dict[str, Any], webhook: bool) -> dict[str, Any]:
+    """The question with the stand-in's answers: admitted or denied, per node and all nodes together."""
+    meta, spec = submitted["metadata"], submitted["spec"]
     view = build(record)
     query: dict[str, Any] = {"op": "place", "webhook": webhook, "submitted": submitted}
     stored = submitted
     if webhook:
         try:
-            stored = admit(view, submitted, NAMESPACE)
+            stored = admit(view, submitted, meta["namespace"])
         except Denied as refusal:
             text = f'admission webhook "vgpu.hami.io" denied the request: {refusal}'
             return {**query, "denied": {"code": refusal.code, "message": text}}
     # Extended resources: the API server fills requests from limits.
     every = {
-        part: [
-            {"name": c["name"], "resources": {"limits": limits, "requests": dict(limits)}}
-            for c in stored["spec"][part]
-            for limits in ({k: _canonical(v) for k, v in c["resources"]["limits"].items()},)
-        ]
+        part: [_stored(c) for c in stored["spec"][part]]
         for part in ("containers", "initContainers")
-        if part in stored["spec"]
+        if stored["spec"].get(part)
     }
+    annotations = meta.get("annotations") or {}
     query["admitted"] = {"annotations": annotations, "schedulerName": "hami-scheduler", **every}
     pod = {
         "metadata": {**meta, "uid": "incoming"}, "spec": {**spec, **every}, "status": {"phase": "Pending"},
@@ -190,6 +190,16 @@ def _query(random: Random, name: str, record: dict[str, Any]) -> dict[str, Any] 
     query["together"] = _recorded(every_node)
     query["also_seen"] = [_fitting(every_node.fitting[n]) for n in every_node.winners[1:]]
     return query
+
+
+def _stored(container: dict[str, Any]) -> dict[str, Any]:
+    limits = {k: _canonical(v) for k, v in (container["resources"].get("limits") or {}).items()}
+    kept = {"restartPolicy": container["restartPolicy"]} if "restartPolicy" in container else {}
+    return {
+        "name": container["name"],
+        "resources": {"limits": limits, "requests": dict(limits)} if limits else {},
+        **kept,
+    }
 
 
 def _canonical(quantity: str) -> str:

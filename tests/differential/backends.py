@@ -1,4 +1,4 @@
-"""Random worlds of every backend for `tests.differential_hami`, in the format of the recorded decisions."""
+"""Random worlds of one backend each, in the format of the recorded decisions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMESPACE = "default"
 POLICIES = ("binpack", "spread", "mutex", "numa", "mutex,binpack", "topology-aware", " mutex ", "")
 
 
-def _node(name: str, annotations: dict[str, str], amounts: dict[str, str]) -> Raw:
+def node_object(name: str, annotations: dict[str, str], amounts: dict[str, str]) -> Raw:
     every = {"cpu": "64", "memory": "512Gi", "pods": "250", **amounts}
     ready = [{"type": "Ready", "status": "True"}]
     return {
@@ -390,7 +390,7 @@ def world(random: Random, kind: str = "") -> Raw:
     for number in range(random.randint(1, 2)):
         name = f"n{number}-{random.randrange(10**6)}"
         annotations, amounts, uuids = backend.nodes(random, name)
-        nodes.append(_node(name, annotations, amounts))
+        nodes.append(node_object(name, annotations, amounts))
         spots += [(name, uuid) for uuid in uuids]
     pods = [_existing(random, backend, number, spots) for number in range(random.randint(0, len(spots) + 1))]
     queries = [_query(random, backend, number, [u for _, u in spots]) for number in range(4)]
