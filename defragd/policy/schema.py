@@ -377,6 +377,14 @@ class ExecutionSpec(Section):
     """mode Approve: a plan that nobody approved by then is dropped."""
 
 
+class FreeSpec(Section):
+    """What costs nothing and is done before any eviction. Never in mode DryRun."""
+
+    deletion_cost: bool = False
+    """Annotate replicas with controller.kubernetes.io/pod-deletion-cost so that, when a ReplicaSet scales in anyway, the
+    pod goes first whose place helps most. Costs that somebody else wrote are left alone."""
+
+
 class PolicySpec(Section):
     """What to do, when, with whom, how much."""
 
@@ -400,6 +408,8 @@ class PolicySpec(Section):
     """What it must bring."""
     budgets: BudgetsSpec = Field(default_factory=BudgetsSpec)
     """Limits on the number of moves."""
+    free: FreeSpec = Field(default_factory=FreeSpec)
+    """Defragmentation without evictions."""
     execution: ExecutionSpec = Field(default_factory=ExecutionSpec)
     """Handover, limits per phase, when to stop, rest afterwards."""
 
