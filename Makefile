@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
+EFFORT ?= 0.2
 export PYTHONDONTWRITEBYTECODE = 1
 
 .DEFAULT_GOAL := help
@@ -41,10 +42,11 @@ lint: venv
 	@$(BIN)/lint-imports
 
 unit: venv
-	@$(BIN)/pytest -q -n 2 --dist loadgroup -m "not slow and not controlplane" tests
+	@DEFRAGD_EFFORT=$(EFFORT) $(BIN)/pytest -q -n 2 -m "not slow and not controlplane" tests
 
 check: lint unit
 
+test: EFFORT = 1
 test: check controlplane
 	@$(BIN)/python -m tests.require $(ARGS)
 

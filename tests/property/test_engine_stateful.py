@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from defragd.core.placement import GATE, STEERED, Step
 from defragd.core.rules import Timeouts
+from tests.support.effort import examples
 from tests.support.engine_world import Access, EngineWorld, Killed, Replica, node, start
 
 FAULTS = st.sampled_from(
@@ -298,7 +299,7 @@ class Engine(RuleBasedStateMachine):
 common = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 TestEngineQuick = Engine.TestCase
-TestEngineQuick.settings = settings(max_examples=25, stateful_step_count=40, **common)  # type: ignore[arg-type]
+TestEngineQuick.settings = settings(max_examples=examples(25), stateful_step_count=40, **common)  # type: ignore[arg-type]
 
 
 class _Long(Engine):
@@ -306,4 +307,4 @@ class _Long(Engine):
 
 
 TestEngineLong = pytest.mark.slow(_Long.TestCase)
-TestEngineLong.settings = settings(max_examples=300, stateful_step_count=50, **common)  # type: ignore[arg-type]
+TestEngineLong.settings = settings(max_examples=examples(300), stateful_step_count=50, **common)  # type: ignore[arg-type]

@@ -18,9 +18,10 @@ from defragd.hami.config import parse_device_config
 from defragd.hami.translate import assemble, translate_node, translate_pod
 from defragd.hami.vendors import VENDORS, backends
 from defragd.kube import wire
+from tests.support.effort import examples
 from tests.unit.hami.worlds import CONFIG
 
-PROFILE = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PROFILE = settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 words = st.sampled_from(
     [
@@ -207,7 +208,7 @@ good_amounts = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from defragd.core.plan import PlanReply
 from defragd.core.rules import Budgets, Cap
 from defragd.core.snapshot import Snapshot, collapse
+from tests.support.effort import examples
 from tests.support.plan_world import UNLIMITED, make_plan, world
 
 SIZES = [("4G/10c"), ("8G/20c"), ("10G/40c"), ("12G/50c"), ("6G"), ("whole"), ("16G/15c")]
@@ -124,7 +125,7 @@ def check(drawn: tuple[Snapshot, dict[str, int]]) -> None:
         assert make_plan(after, rules=RULES, max_steps=0).moves == ()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(worlds())
 def test_plans_of_random_worlds(drawn):
     check(drawn)
@@ -132,13 +133,13 @@ def test_plans_of_random_worlds(drawn):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(2000), deadline=None, suppress_health_check=list(HealthCheck))
 @given(worlds())
 def test_plans_of_many_random_worlds(drawn):
     check(drawn)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
 @given(worlds(), st.sampled_from(["gpu-drain", "node-drain", "make-room"]), st.integers(1, 2))
 def test_drains_and_room_of_random_worlds(drawn, strategy, count):
     snapshot, _ = drawn

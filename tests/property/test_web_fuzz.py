@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from defragd.web.app import create_app
+from tests.support.effort import examples
 from tests.support.web_world import build_world
 
 WORLD = build_world()
@@ -74,7 +75,7 @@ def paths(draw) -> str:
     return route
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     paths(),
     QUERY,

@@ -12,6 +12,7 @@ from defragd.hami.config import HamiConfig
 from defragd.hami.translate import translate_pod
 from defragd.kube import kinds, wire
 from defragd.kube.decode import ListDecoder
+from tests.support.effort import examples
 
 words = st.sampled_from(["a", "b", "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"])
 tolerations = st.lists(
@@ -62,7 +63,7 @@ pods = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(pods, min_size=1, max_size=6))
 def test_what_is_decided_on_stays_the_same(found: list[dict[str, Any]]) -> None:
     plain, compact = ListDecoder(wire.Pod, "Pod"), kinds.PODS.decoder()

@@ -25,6 +25,7 @@ from defragd.kube.placements import placement_from_wire, placement_to_object, st
 from defragd.kube.runs import run_from_wire, run_status_to_object, run_to_object
 from defragd.kube.times import format_span, format_time, parse_span, parse_time
 from defragd.kube.wire_custom import PlacementWire, RunWire
+from tests.support.effort import examples
 
 CRDS = Path(__file__).parents[3] / "crds"
 names = st.from_regex(r"[a-z][a-z0-9-]{0,10}[a-z0-9]", fullmatch=True)
@@ -154,7 +155,7 @@ def canonical(selector: Selector) -> set[Expression]:
     return set(selector.expressions)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(specs, statuses)
 def test_placements_survive_the_round_trip_and_fit_the_schema(spec, status):
     placement = Placement("ns", "p", spec, labels={"a": "b"}, finalizers=("x/y",))
@@ -252,7 +253,7 @@ runs = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(runs)
 def test_runs_survive_the_round_trip_and_fit_the_schema(run):
     obj = run_to_object(run)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from defragd.policy.cron import MACROS, parse_cron
+from tests.support.effort import examples
 
 UTC_ZONE = ZoneInfo("UTC")
 
@@ -183,7 +184,7 @@ def scan(minute, hour, dow, zone, begin, hours):
     return out
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(FIELD_MINUTE, FIELD_HOUR, FIELD_DOW, st.sampled_from(CHANGES))
 def test_agrees_with_a_scan_of_every_minute(minute, hour, dow, change):
     zone, begin = change[0], datetime.fromisoformat(change[1])
@@ -193,7 +194,7 @@ def test_agrees_with_a_scan_of_every_minute(minute, hour, dow, change):
     assert found == scan(minute, hour, dow, zone, begin, 20)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(FIELD_MINUTE, FIELD_HOUR, st.sampled_from(CHANGES), st.integers(0, 1200), st.integers(1, 3000))
 def test_last_is_the_last_of_after(minute, hour, change, offset, span):
     zone, begin = change[0], datetime.fromisoformat(change[1])

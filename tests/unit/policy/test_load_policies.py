@@ -16,6 +16,7 @@ from defragd.core.rules import Budgets, Cap, Execution, Gain, Protection, Rules,
 from defragd.errors import PolicyError
 from defragd.policy.caps import Caps
 from defragd.policy.load import load_policies, load_text, require
+from tests.support.effort import examples
 
 HEAD = "apiVersion: defragd/v1\nkind: DefragPolicy\nmetadata: {name: p}\nspec:\n  strategy: {name: best-fit}\n"
 
@@ -395,7 +396,7 @@ SECTIONS = {
 }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.sampled_from(sorted(SECTIONS)), st.integers(0, 20), VALUE)
 def test_nonsense_in_every_field_gives_errors_with_places_or_a_policy(context, section, index, value):
     spec = {"strategy": {"name": "best-fit"}}
@@ -415,7 +416,7 @@ def test_nonsense_in_every_field_gives_errors_with_places_or_a_policy(context, s
         assert not again.errors and again.policies[0].digest == policy.digest
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=80))
 def test_any_text_at_all(context, text):
     found = load_text(text, "f.yaml", context)
@@ -424,7 +425,7 @@ def test_any_text_at_all(context, text):
         assert str(problem).startswith("f.yaml:")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 2000), st.text(alphabet="{}[]:,&*!|>'\"%@`\t\n -?#ab1", max_size=4))
 def test_a_policy_with_a_piece_of_junk_in_it(context, position, junk):
     text = (

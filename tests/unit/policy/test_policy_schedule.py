@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from defragd.policy.cron import parse_cron
 from defragd.policy.schedule import Schedule, due, never_allowed, next_starts
 from defragd.policy.windows import Span, Windows
+from tests.support.effort import examples
 
 BERLIN = ZoneInfo("Europe/Berlin")
 UTC_ZONE = ZoneInfo("UTC")
@@ -170,7 +171,7 @@ def test_never_allowed():
     assert not never_allowed(FakePolicy((every("* * * * *"),), Windows(deny=(span("0 0 * * *", 23),))), now)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     st.lists(
         st.sampled_from(["0 2 * * *", "*/7 * * * *", "30 1-3 * * *", "0 * * * *", "15 2 * * SUN"]),
