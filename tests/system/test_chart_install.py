@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import yaml
 
+from defragd.kube.pki import make_ca
 from tests.ground import build, chart
 from tests.ground.api import wait_for
 from tests.ground.commands import REPOSITORY
 from tests.ground.controlplane import ControlPlane
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(180)]
+HOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/scheduling.hami.placement.com"
+GROUP = "/apis/scheduling.hami.placement.com/v1"
 ROLES = "/apis/rbac.authorization.k8s.io/v1"
 
 
@@ -46,8 +53,7 @@ def test_all_objects_are_there_and_the_crds_established(installed: ControlPlane)
     assert deployment["spec"]["replicas"] == 2
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert labels["app"] == "gpu-descheduler-webhook"
-    hook = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/scheduling.hami.placement.com"
-    assert installed.api.get(hook)["webhooks"][0]["failurePolicy"] == "Ignore"
+    assert installed.api.get(HOOK)["webhooks"][0]["failurePolicy"] == "Ignore"
 
 
 def test_rights_have_no_wildcard_and_no_pod_deletion(installed: ControlPlane) -> None:
@@ -65,19 +71,85 @@ def test_rights_have_no_wildcard_and_no_pod_deletion(installed: ControlPlane) ->
     assert account.request("GET", "/api/v1/namespaces/default/secrets")[0] == 403
 
 
-def test_an_upgrade_is_accepted(installed: ControlPlane) -> None:
+def test_every_values_file_is_accepted_field_by_field(installed: ControlPlane) -> None:
+    """Server-side dry run with strict field validation: no unknown, misspelt or duplicate field in any object."""
+    installed.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "hami-system"}})
+    for values in sorted((REPOSITORY / "tests" / "chart" / "values").glob("*.yaml")):
+        command = [str(build.helm()), "template", "other", str(REPOSITORY / "chart"), "--namespace", "default", "-f"]
+        run = subprocess.run([*command, str(values)], capture_output=True, text=True, timeout=60)
+        assert run.returncode == 0, run.stderr
+        seen = 0
+        for body in yaml.safe_load_all(run.stdout):
+            if not body or body["apiVersion"].split("/")[0] in ("monitoring.coreos.com", "cert-manager.io"):
+                continue  # their CRDs are not here
+            meta = body["metadata"]
+            meta["name"] = meta["name"].replace("scheduling.hami.placement.com", "try.example.com")
+            if body["kind"] == "CustomResourceDefinition":
+                continue  # established by the installation
+            path = f"{_collection(body)}?dryRun=All&fieldValidation=Strict"
+            status, answer = installed.api.request("POST", path, body)
+            assert status == 201, (values.name, body["kind"], answer)
+            seen += 1
+        assert seen >= 6
+
+
+def _collection(body: dict[str, Any]) -> str:
+    """The API path of an object's list."""
+    group, plural = body["apiVersion"], f"{body['kind'].lower()}s".replace("policys", "policies")
+    base = f"/api/{group}" if "/" not in group else f"/apis/{group}"
+    namespace = body["metadata"].get("namespace")
+    if namespace is None and body["kind"] == "ConfigMap":
+        namespace = "default"
+    return f"{base}/namespaces/{namespace}/{plural}" if namespace else f"{base}/{plural}"
+
+
+def test_an_upgrade_keeps_what_the_daemon_wrote(installed: ControlPlane) -> None:
+    body = [{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": _ca()}]
+    installed.api.call("PATCH", HOOK, body, content="application/json-patch+json")
+    placement = {
+        "apiVersion": "scheduling.hami.placement.com/v1", "kind": "HamiPodPlacement",
+        "metadata": {"name": "kept", "namespace": "default"},
+        "spec": {"reqID": "r1", "podSelector": {"matchLabels": {"app": "x"}}, "nodeName": "n", "gpuDevices": ["gpu-0"]},
+    }  # fmt: skip
+    installed.api.create(f"{GROUP}/namespaces/default/hamipodplacements", placement)
+
     folder = str(REPOSITORY / "chart")
     installed.helm(
-        "upgrade",
-        chart.RELEASE,
-        folder,
-        "--namespace",
-        chart.NAMESPACE,
-        "--set",
-        "priorityClassName=system-cluster-critical",
-    )
+        "upgrade", chart.RELEASE, folder, "--namespace", chart.NAMESPACE,
+        "--set", "priorityClassName=system-cluster-critical", "--set", "dashboard.enabled=true",
+        "--set", "replicaCount=3",
+    )  # fmt: skip
+
     deployment = installed.api.get("/apis/apps/v1/namespaces/kube-system/deployments/gpu-descheduler")
     assert deployment["spec"]["template"]["spec"]["priorityClassName"] == "system-cluster-critical"
+    assert deployment["spec"]["replicas"] == 3
+    assert installed.api.get(HOOK)["webhooks"][0]["clientConfig"]["caBundle"] == _ca()
+    assert installed.api.get(f"{GROUP}/namespaces/default/hamipodplacements/kept")["spec"]["reqID"] == "r1"
+    assert installed.api.find("/api/v1/namespaces/kube-system/configmaps/gpu-descheduler-dashboard")
+
+
+def test_uninstalling_leaves_the_crds_with_their_objects_and_nothing_that_acts(installed: ControlPlane) -> None:
+    folder = str(REPOSITORY / "chart")
+    installed.helm("uninstall", chart.RELEASE, "--namespace", chart.NAMESPACE)
+    assert installed.api.find(HOOK) is None
+    assert installed.api.find("/apis/apps/v1/namespaces/kube-system/deployments/gpu-descheduler") is None
+    roles = installed.api.items(f"{ROLES}/clusterroles") + installed.api.items(f"{ROLES}/clusterrolebindings")
+    assert not [r for r in roles if r["metadata"]["name"].startswith("gpu-descheduler")]
+    assert installed.api.get(f"{GROUP}/namespaces/default/hamipodplacements/kept")
+
+    installed.helm("install", chart.RELEASE, folder, "--namespace", chart.NAMESPACE)
+    assert installed.api.get(f"{GROUP}/namespaces/default/hamipodplacements/kept")
+
+
+def _ca() -> str:
+    """Some real certificate: the API server checks what it is given to trust."""
+    now = datetime.now(UTC).replace(microsecond=0, second=0, minute=0, hour=0)
+    if not _CA:
+        _CA.append(base64.b64encode(make_ca(now)[0]).decode())
+    return _CA[0]
+
+
+_CA: list[str] = []
 
 
 def test_system_tests_start_the_daemon_as_the_chart_does() -> None:
