@@ -122,7 +122,9 @@ class _Daemon:
         self._leadership = self._elector(client)
         self._cluster.lead(self._leadership)
         self._events = KubeEvents(client, identity=self._identity, hook=hook)
-        self._beats = KubeHeartbeats(client, namespace=settings.namespace, identity=self._identity, hook=hook)
+        self._beats = KubeHeartbeats(
+            client, namespace=settings.namespace, identity=self._identity, hook=hook, pod=_own_pod()
+        )
         self._certs = CertKeeper(
             client,
             namespace=settings.namespace,
@@ -325,6 +327,12 @@ def _remembered(ask: Callable[[], str], clock: SystemClock, seconds: float) -> C
         return known[0][1]
 
     return answer
+
+
+def _own_pod() -> tuple[str, str] | None:
+    """(name, UID) where the chart tells them; None out of a cluster."""
+    name, uid = os.environ.get("POD_NAME", ""), os.environ.get("POD_UID", "")
+    return (name, uid) if name and uid else None
 
 
 def identity() -> str:

@@ -49,9 +49,13 @@ class KubeHeartbeats:
         renew_seconds: float = RENEW_SECONDS,
         lease_seconds: int = LEASE_SECONDS,
         forget_seconds: float = FORGET_SECONDS,
+        pod: tuple[str, str] | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
+        """``pod``: (name, UID) of our own pod. Its lease is garbage-collected with it, so the chart's role need not
+        grant the deletion of leases."""
         self._client, self._namespace, self.identity, self._hook, self._now = client, namespace, identity, hook, now
+        self._pod = pod
         self._name = lease_name(identity)
         self._renew, self._lasts, self._forget = renew_seconds, lease_seconds, forget_seconds
         self._revision: str | None = None
@@ -183,6 +187,7 @@ class KubeHeartbeats:
             revision=self._revision,
             annotations={SEEN: str(seen), SERVING: "true" if self._serving else "false"},
             labels=LABEL,
+            pod=self._pod,
         )
         if result.ok:
             self._revision, self._written = result.revision, seen

@@ -95,14 +95,18 @@ def write_lease(
     revision: str,
     annotations: Mapping[str, str] | None = None,
     labels: Mapping[str, str] | None = None,
+    pod: tuple[str, str] | None = None,
     timeout: float = 5.0,
 ) -> Written:
-    """Creates it when ``revision`` is "", else replaces exactly that revision (409 when somebody was faster)."""
+    """Creates it when ``revision`` is "", else replaces exactly that revision (409 when somebody was faster).
+    ``pod``: (name, UID) of the pod that owns the lease, which is then collected with it."""
     meta: dict[str, Any] = {"namespace": namespace, "name": name}
     if annotations:
         meta["annotations"] = dict(annotations)
     if labels:
         meta["labels"] = dict(labels)
+    if pod is not None:
+        meta["ownerReferences"] = [{"apiVersion": "v1", "kind": "Pod", "name": pod[0], "uid": pod[1]}]
     body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": dict(spec)}
     base = LEASES.format(namespace)
     if not revision:

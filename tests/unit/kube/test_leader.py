@@ -230,3 +230,17 @@ def test_no_thread_is_left(api, tmp_path):
     beat.stop()
     left = [t for t in set(threading.enumerate()) - before if t.name.startswith(("leader", "heartbeat", "watch"))]
     assert left == []
+
+
+def test_a_heartbeat_is_collected_with_its_pod(api, tmp_path):
+    """The role may not delete leases, so that of a dead replica must go with its pod."""
+    one = beats(api, tmp_path, "defragd-0", pod=("defragd-0", "uid-0"))
+    try:
+        api.wait(lambda: api.objects.get(LEASES))
+        (lease,) = api.objects[LEASES].values()
+        assert lease["metadata"]["name"] == lease_name("defragd-0")
+        assert lease["metadata"]["ownerReferences"] == [
+            {"apiVersion": "v1", "kind": "Pod", "name": "defragd-0", "uid": "uid-0"}
+        ]
+    finally:
+        one.stop()
