@@ -56,7 +56,7 @@ def test_handshake() -> None:
 
 
 def test_image_of_the_scheduler() -> None:
-    containers = [{"image": "registry.k8s.io/kube-scheduler:v1.31"}, {"image": "docker.io/projecthami/hami:v2.10.0"}]
+    containers = [{"image": "registry.example/kube-scheduler:v1.31"}, {"image": "registry.example/projecthami/hami:v2.10.0"}]
     deployment = {"spec": {"template": {"spec": {"containers": containers}}}}
-    assert scheduler_image(deployment) == "docker.io/projecthami/hami:v2.10.0"
+    assert scheduler_image(deployment) == "registry.example/projecthami/hami:v2.10.0"
     assert scheduler_image({}) == ""
