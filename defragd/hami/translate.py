@@ -5,15 +5,12 @@ One function per object kind, so a watch event costs one object; `assemble` adds
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from defragd.core.model import (
     EMPTY,
-    Device,
     DisruptionBudget,
     Hold,
     Node,
@@ -25,13 +22,15 @@ from defragd.core.model import (
 )
 from defragd.core.snapshot import Snapshot
 from defragd.hami.config import HamiConfig
+from defragd.hami.cross_checks import CrossChecks
 from defragd.hami.quantity import whole
 from defragd.hami.scheduling import claim_table, selector
-from defragd.hami.translate_node import DUPLICATE_UUID, translate_node
+from defragd.hami.translate_node import translate_node
 from defragd.hami.translate_pod import translate_pod
 from defragd.hami.vendors import backends
 
 __all__ = [
+    "CrossChecks",
     "assemble",
     "claim_table",
     "translate_budget",
@@ -41,10 +40,7 @@ __all__ = [
     "translate_workload",
 ]
 
-UNKNOWN_DEVICE = "DeviceUnknown"
-BOOKED_ELSEWHERE = "BookedElsewhere"
 SEVERAL_QUOTAS = "SeveralQuotas"
-UNREADABLE_POD = "UnreadableAllocation"
 BUDGET_WITHOUT_STATUS = "BudgetWithoutStatus"
 
 
@@ -107,49 +103,6 @@ def translate_quota(obj: Any, config: HamiConfig) -> tuple[Quota, ...]:
     return tuple(found)
 
 
-def _distrust_doubles(nodes: Mapping[str, Node]) -> tuple[Mapping[str, Node], list[Problem]]:
-    """A UUID that two nodes register: the books on neither are believed."""
-    count = Counter(uuid for node in nodes.values() for uuid in {d.uuid for d in node.devices})
-    doubles = {uuid for uuid, times in count.items() if times > 1}
-    if not doubles:
-        return nodes, []
-    out, problems = dict(nodes), []
-    for name, node in nodes.items():
-        mine = [d.uuid for d in node.devices if d.uuid in doubles]
-        if mine:
-            problems += [Problem(f"Node/{name}", DUPLICATE_UUID, f"device {u} is on several nodes") for u in mine]
-            out[name] = replace(node, devices=tuple(_doubt(d, doubles) for d in node.devices))
-    return out, problems
-
-
-def _doubt(device: Device, doubles: set[str]) -> Device:
-    return replace(device, distrusted="duplicate UUID") if device.uuid in doubles else device
-
-
-def _check_books(nodes: Mapping[str, Node], pods: Mapping[str, Pod]) -> list[Problem]:
-    """Bookings that HAMi does not count, or counts where the pod is not."""
-    problems = []
-    known = {name: {d.uuid for d in node.devices} for name, node in nodes.items()}
-    for key, pod in pods.items():
-        if pod.problem:
-            problems.append(Problem(key, UNREADABLE_POD, pod.problem))
-        if not pod.allocations or not pod.live:
-            continue
-        if pod.node and pod.booked_node and pod.node != pod.booked_node:
-            problems.append(
-                Problem(key, BOOKED_ELSEWHERE, f"runs on {pod.node}, but HAMi counts its devices on {pod.booked_node}")
-            )
-        here = known.get(pod.booked_node)
-        missing = [u for u in pod.devices if u not in here] if here is not None else []
-        if missing:
-            problems.append(
-                Problem(
-                    key, UNKNOWN_DEVICE, f"holds {', '.join(missing)}, unknown on node {pod.booked_node}; not counted"
-                )
-            )
-    return problems
-
-
 def _check_quotas(quotas: Iterable[Quota]) -> list[Problem]:
     seen: set[tuple[str, str, str]] = set()
     problems = []
@@ -183,11 +136,14 @@ def assemble(
     known: Iterable[str] = (),
     problems: Iterable[Problem] = (),
     taken_at: datetime | None = None,
+    checks: CrossChecks | None = None,
 ) -> Snapshot:
     """One snapshot from translated objects. Adds the checks that need all of them: duplicate UUIDs (distrusted on every
-    node), bookings of unknown devices or on another node, budgets without status, quotas that overlap."""
-    checked, found = _distrust_doubles(nodes)
-    found = [*problems, *found, *_check_books(checked, pods)]
+    node), bookings of unknown devices or on another node, budgets without status, quotas that overlap. ``checks`` of
+    the snapshots before spares looking at everything again."""
+    checks = checks if checks is not None else CrossChecks()
+    checked, found = checks.nodes(nodes)
+    found = [*problems, *found, *checks.pods(pods)]
     limits, allowed = tuple(quotas), tuple(budgets)
     found += _check_quotas(limits)
     found += [

@@ -32,6 +32,7 @@ class Translation:
     ) -> None:
         self._stores, self._placements, self._config = stores, placements, config
         self._lock = threading.Lock()
+        self._checks = translate.CrossChecks()
         self._claims: dict[str, CoreVolume] = {}
         self._claims_of: dict[str, tuple[str, ...]] = {}
         self._nodes = View(stores[kinds.NODES.name], self._node, "Node")
@@ -71,6 +72,7 @@ class Translation:
                 known=self.known(),
                 problems=tuple(self._all_problems(problem for _, found in nodes.values() for problem in found)),
                 taken_at=now,
+                checks=self._checks,
             )
 
     def known(self) -> frozenset[str]:
