@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from defragd.core.breaker import STATE, digest, judge, keeps
+from defragd.core.breaker import BREAKER, closed_nodes, judge, keeps, marks, open_breakers
 from defragd.core.mix import given_mix
 from defragd.core.model import EMPTY
 from defragd.core.pdb import YES, Permit
@@ -25,11 +25,12 @@ from defragd.core.plan_json import plan_to_json
 from defragd.core.reasons import Reason
 from defragd.core.rules import Rules
 from defragd.core.run import Run, RunMove, RunPhase
-from defragd.core.run_moves import arrivals_lately, moves_lately
+from defragd.core.run_moves import DAY, arrivals_lately, moves_lately
 from defragd.core.score import score
 from defragd.core.snapshot import Snapshot
 from defragd.core.vendor import Vendor
 from defragd.errors import DefragError
+from defragd.obs.pools import pool_of
 from defragd.policy.schema import TriggerSpec
 from defragd.policy.triggers import evaluate
 from defragd.ports import Clock, ClusterReader, Hook, Leadership, Outcome, PlannerRunner, RunStore
@@ -37,6 +38,7 @@ from defragd.ports import Clock, ClusterReader, Hook, Leadership, Outcome, Plann
 MAX_AGE_SECONDS = 90.0
 KEEP_WITH_MOVES = 20
 """Run records kept per policy; those without a move only as long as they are among the last few."""
+KEEP_MOST = 300
 KEEP_EMPTY = 5
 REFUSED_KEPT = 50
 WARNINGS_KEPT = 100
@@ -126,14 +128,11 @@ class Planning:
         held = self._held_back(job, draft, snapshot, runs)
         if not held.ok:
             return self._record(replace(draft, plan={"policy": job.name, "strategy": job.strategy, "moves": []}), held)
-        draft = replace(draft, annotations={STATE: digest(snapshot)})
-        held = judge(runs, job.name, draft.annotations[STATE], now) if mode != "DryRun" else YES
-        self._tell_breaker(job.name, held)
-        if not held.ok:
-            empty = {"policy": job.name, "strategy": job.strategy, "moves": []}
-            kept = draft.annotations if held.cap == "opened" else {}
-            return self._record(replace(draft, plan=empty, annotations=kept), held, phase=RunPhase.ABORTED)
-        request = self._request(job, snapshot, runs, now)
+        closed = closed_nodes(snapshot, open_breakers(runs, now), pool_of) if mode != "DryRun" else {}
+        self._tell_breaker(job.name, next(iter(closed.values()), ""))
+        if closed and all(name in closed for name, node in snapshot.nodes.items() if node.devices):
+            return self._stopped(draft, next(iter(closed.values())))
+        request = replace(self._request(job, snapshot, runs, now), closed=closed)
         began = self._clock.monotonic()
         try:
             reply = self._planner.run(request, time_limit=job.time_limit)
@@ -159,13 +158,22 @@ class Planning:
                 "after": reply.after.loss,
             },
         )
-        return self._record(_planned(draft, reply))
+        opening = judge(runs, snapshot, reply.moves, now, pool_of) if mode != "DryRun" and reply.moves else None
+        if opening is not None:
+            self._tell_breaker(job.name, opening.text)
+            return self._stopped(draft, opening.text, {BREAKER: ",".join(opening.pools)})
+        return self._record(_planned(replace(draft, annotations=marks(snapshot, reply.moves)), reply))
 
-    def _tell_breaker(self, policy: str, held: Permit) -> None:
-        """Said when it opens, while it is open, and once when it has closed."""
-        if not held.ok or policy in self._open:
-            self._hook("breaker", {"policy": policy, "open": not held.ok, "reason": held.detail, "level": "warning"})
-        (self._open.discard if held.ok else self._open.add)(policy)
+    def _stopped(self, draft: Run, why: str, annotations: Mapping[str, str] = EMPTY) -> Run:
+        empty = {"policy": draft.policy, "strategy": draft.strategy, "moves": []}
+        draft = replace(draft, plan=empty, annotations=annotations)
+        return self._record(draft, Permit(False, Reason.BREAKER_OPEN, why), phase=RunPhase.ABORTED)
+
+    def _tell_breaker(self, policy: str, why: str) -> None:
+        """Said when it opens, while it is open, and once when it has closed ("")."""
+        if why or policy in self._open:
+            self._hook("breaker", {"policy": policy, "open": bool(why), "reason": why, "level": "warning"})
+        (self._open.add if why else self._open.discard)(policy)
 
     def _fresh(self) -> Snapshot:
         if not self._leadership.is_leader():
@@ -235,10 +243,12 @@ class Planning:
         """Keeps the last runs of a policy; those that had nothing to do only while they are recent."""
         ended = [r for r in self._runs.list() if r.policy == latest.policy and r.ended and r.name != latest.name]
         ended.sort(key=lambda r: (r.created.isoformat() if r.created else "", r.name), reverse=True)
-        moving = [r for r in ended if r.plan.get("moves")]
         now = self._clock.now()
+        # limits per day and cooldowns are counted from these records, so a day of them stays, whatever their number
+        moving = [r for r in ended if r.plan.get("moves")]
+        recent = sum(1 for r in moving if r.mode != "DryRun" and r.created is not None and now - r.created < DAY)
         empty = [r for r in ended if not r.plan.get("moves") and not keeps(r, now)]
-        for old in moving[KEEP_WITH_MOVES - 1 :] + empty[KEEP_EMPTY - 1 :]:
+        for old in moving[max(KEEP_WITH_MOVES - 1, min(recent, KEEP_MOST)) :] + empty[KEEP_EMPTY - 1 :]:
             self._runs.delete(old)
 
 

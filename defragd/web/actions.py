@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 from flask import Request
 
+from defragd.core.breaker import BREAKER
 from defragd.core.placement import KIND
+from defragd.core.reasons import Reason
 from defragd.core.run import Run, RunPhase
 from defragd.errors import DefragError, NotLeader
 from defragd.ports import Note, Outcome, Written
@@ -48,6 +50,20 @@ def place_of(body: Mapping[str, Any]) -> tuple[str, str]:
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
+def may_steer(run: Run, verb: str) -> None:
+    """Raises Problem 409 when the run's state does not allow it."""
+    if verb == "approve" and run.reason == Reason.BREAKER_OPEN and BREAKER in run.annotations:
+        return  # lifts the breaker that this run opened
+    if run.ended:
+        raise Problem(409, f"run {run.name} has ended ({run.phase})", reason="RunEnded")
+    if verb == "approve" and run.desired != "Approved" and run.phase is not RunPhase.AWAITING_APPROVAL:
+        raise Problem(409, f"run {run.name} does not wait for approval ({run.phase})", reason="NotAwaitingApproval")
+    if verb == "resume" and run.desired != "Paused" and run.phase is not RunPhase.PAUSED:
+        raise Problem(409, f"run {run.name} is not paused ({run.phase})", reason="NotPaused")
+    if run.desired == "Cancelled" and verb != "cancel":
+        raise Problem(409, f"run {run.name} is being cancelled", reason="Cancelled")
+
+
 class Actions:
     """Writes on behalf of a user. Every method raises `Problem` with the reason why not."""
 
@@ -81,22 +97,12 @@ class Actions:
         if verb not in DESIRED:
             raise Problem(404, f"{verb!r}: a run can be approved, paused, resumed or cancelled", reason="UnknownAction")
         wanted = DESIRED[verb]
-        self._may(run, verb)
+        may_steer(run, verb)
         if run.desired == wanted and verb != "resume":
             return run
         self._written(self._guard(lambda: self.deps.runs.write_desired(name, wanted, user.name)), name)
         self._trace(run, verb, user)
         return self.deps.runs.get(name) or run
-
-    def _may(self, run: Run, verb: str) -> None:
-        if run.ended:
-            raise Problem(409, f"run {run.name} has ended ({run.phase})", reason="RunEnded")
-        if verb == "approve" and run.desired != "Approved" and run.phase is not RunPhase.AWAITING_APPROVAL:
-            raise Problem(409, f"run {run.name} does not wait for approval ({run.phase})", reason="NotAwaitingApproval")
-        if verb == "resume" and run.desired != "Paused" and run.phase is not RunPhase.PAUSED:
-            raise Problem(409, f"run {run.name} is not paused ({run.phase})", reason="NotPaused")
-        if run.desired == "Cancelled" and verb != "cancel":
-            raise Problem(409, f"run {run.name} is being cancelled", reason="Cancelled")
 
     def find_run(self, name: str) -> Run:
         run = self.deps.runs.get(name)

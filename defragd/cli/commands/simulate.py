@@ -231,7 +231,7 @@ def _text(value: Mapping[str, Any], *, headers: bool) -> str:
             lines.append(f"{arm['name']}: policy {policy}: {said}")
     lines.append(
         f"{value['days']:g} days, {value['nodes']} nodes, {value['devices']} devices, {value['demand']['changes']} "
-        f"changes of demand, in {value['elapsedSeconds']:.0f} s. ADMITTED, ARRIVED, WAITED-H are in devices (shares add up)."
+        f"changes of demand, in {value['elapsedSeconds']:.0f} s. ADMITTED, ARRIVED, WAITED-H: devices, shares add up."
     )
     lines += [f"note: {note}" for note in value["notes"]]
     return "\n".join(lines)

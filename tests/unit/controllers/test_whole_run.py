@@ -275,11 +275,18 @@ def put_back(world: World, start: Snapshot) -> None:
 
 def test_a_known_state_that_comes_back_opens_the_breaker() -> None:
     start = small()
-    world = World(start, rules=replace(FAST, execution=replace(FAST.execution, cooldown=timedelta(0))))
-    consolidate(world)
-    put_back(world, start)
+    none = replace(FAST.execution, cooldown=timedelta(0), node_cooldown=timedelta(0))
+    world = World(start, rules=replace(FAST, execution=none))
+    for _ in range(2):
+        consolidate(world)
+        put_back(world, start)
+        world.cluster.advance(60, step=10)
+    evicted = len(world.cluster.evictions)
     stopped = world.boot().planning.plan_policy(world.job())
     assert (stopped.phase, stopped.reason, stopped.moves) == (RunPhase.ABORTED, Reason.BREAKER_OPEN, ())
+    assert "default/" in stopped.message, "it names the pods"
+    assert "third time in state" in stopped.message
+    assert len(world.cluster.evictions) == evicted
     for _ in range(8):
         world.cluster.advance(60, step=10)
         again = world.boot().planning.plan_policy(world.job())
