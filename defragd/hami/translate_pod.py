@@ -197,6 +197,27 @@ def _read_held(
     return tuple(found), reservations, problem
 
 
+def _held_by(
+    annotations: Mapping[str, str], config: HamiConfig, requests: tuple[DeviceRequest, ...], inits: int, containers: int
+) -> tuple[_Notes, tuple[Allocation, ...], tuple[MigReservation, ...], str]:
+    """Annotations sorted by what they are for, and what the pod holds as `_read_held` gives it."""
+    notes = _sort_out(annotations, config)
+    if len(notes.held) == 1 and not inits and not notes.unknown and not notes.mig:
+        key, text = notes.held[0]
+        plain = _plain(text, _allocated_keys(config)[key])
+        if plain:
+            return notes, plain, (), ""
+    if notes.held or notes.unknown or notes.mig:
+        return notes, *_read_held(notes, config, requests, inits, containers)
+    return notes, (), (), ""
+
+
+def read_annotations(obj: Any, config: HamiConfig) -> tuple[Allocation, ...]:
+    """The devices that HAMi's annotations on a Pod object name, without the rest of the translation."""
+    inits, apps = len(obj.spec.init_containers or ()), len(obj.spec.containers)
+    return _held_by(obj.metadata.annotations or EMPTY, config, (), inits, inits + apps)[1]
+
+
 def _time(text: str | None) -> datetime | None:
     return read_time(text) if text else None
 
@@ -245,15 +266,7 @@ def translate_pod(obj: Any, config: HamiConfig, *, claims: Mapping[str, Volume] 
     needs = tuple([_needs(c, True) for c in inits] + [_needs(c, False) for c in spec.containers])
     requests = resolve_requests(needs, config)
     booked = annotations.get(BOOKED_NODE, "")
-    notes = _sort_out(annotations, config)
-    allocations: tuple[Allocation, ...] = ()
-    mig: tuple[MigReservation, ...] = ()
-    problem = ""
-    if len(notes.held) == 1 and not inits and not notes.unknown and not notes.mig:
-        key, text = notes.held[0]
-        allocations = _plain(text, _allocated_keys(config)[key])
-    if not allocations and (notes.held or notes.unknown or notes.mig):
-        allocations, mig, problem = _read_held(notes, config, requests, len(inits), len(needs))
+    notes, allocations, mig, problem = _held_by(annotations, config, requests, len(inits), len(needs))
     if not problem and _volcano(needs):
         problem = "devices of Volcano's own vGPU plugin: HAMi's scheduler does not know this pod"
     pinned = PINNED in annotations
