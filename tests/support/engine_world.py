@@ -635,13 +635,17 @@ class LateLane:
         return bool(self.done)
 
     def collect(self) -> list[Done]:
+        self.run_due()
+        done, self.done = self.done, []
+        return done
+
+    def run_due(self) -> None:
+        """Threads run on whatever the thread that decides is doing."""
         now = self.access.world.clock.seconds
         due = [item for item in self.waiting if item[0] <= now]
         self.waiting = [item for item in self.waiting if item[0] > now]
         for _, key, job in sorted(due, key=lambda item: item[0]):
             self._run(key, job)
-        done, self.done = self.done, []
-        return done
 
     def wait(self, timeout: float) -> None:
         pass
@@ -673,6 +677,8 @@ class Replica:
         self.janitor = Janitor(**ports, leadership=access, vendors=VENDORS)
 
     def once(self) -> None:
+        for lane in self.lanes:
+            lane.run_due()
         self.gates.release_overdue()
         try:
             self.engine.cycle()
