@@ -25,9 +25,17 @@ COMMANDS: dict[str, str] = {
     "explain": "Why (not) movable, drainable, a target.",
     "snapshot": "Save everything that a plan needs.",
     "policy": "Validate, list and show policies; their start times.",
+    "history": "Runs and what became of them.",
+    "approve": "Let a run that waits for approval begin.",
+    "pause": "Hold a run, or everything.",
+    "resume": "Go on with a paused run, or with everything.",
+    "cancel": "End a run; what is under way ends cleanly.",
+    "run-now": "Plan a policy now, in its own mode.",
+    "doctor": "Look over cluster, HAMi, rights, webhook; say what to mend.",
     "run": "Run the daemon on a cluster.",
     "demo": "The whole daemon on a simulated cluster.",
     "simulate": "Policies against a simulated cluster over time.",
+    "completion": "Print a shell's completion script.",
     "version": "Show the version.",
 }
 """Commands and their one-line help, so that listing them imports none of them."""
@@ -35,16 +43,20 @@ PACKAGE = "defragd.cli.commands"
 VERBOSE = ("-v", "--verbose")
 
 
+def _module(name: str) -> str:
+    return f"{PACKAGE}.{name.replace('-', '_')}"
+
+
 class LazyGroup(click.Group):
     """Imports a command's module when it is used; leaves out commands that this build does not have."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name in COMMANDS if importlib.util.find_spec(f"{PACKAGE}.{name}") is not None]
+        return [name for name in COMMANDS if importlib.util.find_spec(_module(name)) is not None]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        found: click.Command = importlib.import_module(f"{PACKAGE}.{cmd_name}").command
+        found: click.Command = importlib.import_module(_module(cmd_name)).command
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -121,6 +133,21 @@ def run(args: list[str], *, verbose: bool = False) -> int:
         text = " ".join(str(error).split())[:300]
         return _fail(f"internal error: {type(error).__name__}: {text} (run again with -v for the traceback)", 1)
     return _code(result)
+
+
+def complete() -> None:
+    """`kubectl_complete-defrag`: kubectl runs it to complete `kubectl defrag ...`. Candidates, then a directive."""
+    from click.shell_completion import ShellComplete
+
+    words = sys.argv[1:] or [""]
+    shell = ShellComplete(cli, {}, "kubectl defrag", "_DEFRAGD_COMPLETE")
+    files = False
+    for item in shell.get_completions(words[:-1], words[-1]):
+        if item.type == "plain":
+            print(f"{item.value}\t{item.help}" if item.help else item.value)
+        else:
+            files = True
+    print(":0" if files else ":4")  # 4: what is listed is all there is; 0: file names, too
 
 
 def _code(result: Any) -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -54,6 +57,30 @@ def cell(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ",".join(str(item) for item in value)
     return " ".join(str(value).split())
+
+
+GREEN, YELLOW, RED = (
+    ("Completed", "Done", "ok"),
+    ("AwaitingApproval", "Paused", "Refused", "Dropped", "warn"),
+    (
+        "Failed",
+        "Aborted",
+        "Expired",
+        "fail",
+    ),
+)
+_COLOURS = {word: code for words, code in ((GREEN, 32), (YELLOW, 33), (RED, 31)) for word in words}
+_WORDS = re.compile(r"(?<![\w/.-])(" + "|".join(_COLOURS) + r")(?![\w/.-])")
+
+
+def colours() -> bool:
+    """Only a person's terminal gets colours, and not when NO_COLOR asks for none."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str) -> str:
+    """Words of state in colour where `colours` allows it; the widths of tables are computed before."""
+    return _WORDS.sub(lambda m: f"\x1b[{_COLOURS[m[1]]}m{m[1]}\x1b[0m", text) if colours() else text
 
 
 def age(span: timedelta) -> str:

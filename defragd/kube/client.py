@@ -70,6 +70,11 @@ class Client:
         """The namespace of the pod we run in, "" outside of a cluster."""
         return self._credentials.namespace
 
+    def token(self) -> str:
+        """Our bearer token, "" where we log in by a certificate."""
+        kind, _, token = self._credentials.headers().get("authorization", "").partition(" ")
+        return token if kind.lower() == "bearer" else ""
+
     # -- reads --------------------------------------------------------------------------------------------------------
 
     def get(self, path: str, query: Mapping[str, str] | None = None, *, timeout: float | None = None) -> Response:
@@ -152,14 +157,16 @@ class Client:
         body: Any = None,
         content_type: str = JSON,
         timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Response:
         """One request and its whole answer, whatever the code. Raises urllib3's HTTPError, Unreachable."""
         began = time.monotonic()
         code = 0
         try:
-            raw = self._request(method, path, query, body, content_type, urllib3.Timeout(timeout or self._timeout))
+            limits = urllib3.Timeout(timeout or self._timeout)
+            raw = self._request(method, path, query, body, content_type, limits, extra=headers)
             if raw.status == 401 and self._credentials.reload():
-                raw = self._request(method, path, query, body, content_type, urllib3.Timeout(timeout or self._timeout))
+                raw = self._request(method, path, query, body, content_type, limits, extra=headers)
             code = raw.status
             return Response(raw.status, raw.data, raw.headers)
         finally:
@@ -201,11 +208,12 @@ class Client:
         limits: urllib3.Timeout,
         *,
         preload: bool = True,
+        extra: Mapping[str, str] | None = None,
     ) -> urllib3.BaseHTTPResponse:
         url = self._credentials.server + path
         if query:
             url += "?" + urlencode(query)
-        headers = {"Accept": JSON, "User-Agent": self.user_agent, **self._credentials.headers()}
+        headers = {"Accept": JSON, "User-Agent": self.user_agent, **self._credentials.headers(), **(extra or {})}
         data: bytes | None = None
         if body is not None:
             data = body if isinstance(body, bytes) else msgspec.json.encode(body)

@@ -1,0 +1,5 @@
+"""`defragd approve`; see `steer`."""
+
+from defragd.cli.commands.steer import approve as command
+
+__all__ = ["command"]

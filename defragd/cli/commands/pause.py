@@ -1,0 +1,5 @@
+"""`defragd pause`; see `steer`."""
+
+from defragd.cli.commands.steer import pause as command
+
+__all__ = ["command"]
