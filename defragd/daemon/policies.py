@@ -166,6 +166,9 @@ class Policies:
         if known is None:
             policy = self._recorded(run) or self.get(run.policy)
             known = terms_of(policy) if policy is not None else Terms(Rules(), timedelta(hours=2))
+            if self._context is not None and run.mode not in self._context.caps.modes:
+                # a run of earlier days, under a configuration that has become stricter since
+                known = replace(known, window=_forbidden(run.mode))
             if len(self._terms) > 200:
                 self._terms.clear()
             self._terms[run.name] = known
@@ -208,7 +211,13 @@ def window_of(policy: LoadedPolicy) -> Callable[[datetime], Permit]:
     return window
 
 
+def _forbidden(mode: str) -> Callable[[datetime], Permit]:
+    text = f"the configuration of this installation does not allow mode {mode}"
+    return lambda now: Permit(False, Reason.PAUSED, text)
+
+
 def terms_of(policy: LoadedPolicy) -> Terms:
+    """Under which a run of this policy goes on."""
     longest = [s.max_duration for s in policy.schedules]
     limit = None if not longest or None in longest else max(d for d in longest if d is not None)
     strategy = strategies().get(policy.strategy)

@@ -14,11 +14,17 @@ from defragd.kube.wire_custom import CountsWire, RunMoveWire, RunStatusWire, Run
 
 KIND = "DefragRun"
 PLURAL = "defragruns"
+DESIRED = "defragd.io/desired"
+"""Annotation on a run, for those who may annotate but not patch its spec: Approved, Paused or Cancelled. ``spec.desired``
+wins where it is set; take the annotation away to go on after Paused."""
+WISHES = frozenset({"Approved", "Paused", "Cancelled"})
 
 
 def run_from_wire(obj: RunWire) -> Run:
     """Raises BrokenObject when the status was written by a version with other words."""
     meta, spec, status = obj.metadata, obj.spec, obj.status
+    asked = (meta.annotations or {}).get(DESIRED, "").strip()
+    by_annotation = not spec.desired and asked in WISHES
     try:
         return Run(
             namespace=meta.namespace,
@@ -30,8 +36,8 @@ def run_from_wire(obj: RunWire) -> Run:
             trigger=spec.trigger,
             scheduled_for=parse_time(spec.scheduled_for),
             settings=spec.settings or {},
-            desired=spec.desired,
-            desired_by=spec.desired_by,
+            desired=asked if by_annotation else spec.desired,
+            desired_by=f"annotation {DESIRED}" if by_annotation else spec.desired_by,
             phase=RunPhase(status.phase) if status.phase else _first_phase(spec.mode),
             reason=status.reason,
             message=status.message,

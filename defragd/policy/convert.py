@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -20,6 +20,7 @@ from defragd.policy.schedule import Schedule
 from defragd.policy.windows import Span, Windows
 from defragd.policy.yaml_source import MAX_BYTES, Loc, read_documents
 
+NODE_COOLDOWN = timedelta(hours=1)
 Fault = tuple[Loc, str]
 """Where in the policy, and what."""
 
@@ -67,7 +68,9 @@ def to_rules(spec: schema.PolicySpec, mix: tuple[core.MixClass, ...] | None) -> 
             settle=execution.settle,
             abort_above=execution.abort_above,
             cooldown=execution.cooldown,
-            node_cooldown=execution.node_cooldown,
+            node_cooldown=min(NODE_COOLDOWN, execution.cooldown)
+            if execution.node_cooldown is None
+            else execution.node_cooldown,
         ),
         partial=gain.accept_partial,
     )

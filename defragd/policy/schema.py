@@ -371,8 +371,9 @@ class ExecutionSpec(Section):
     """Share of failed moves above which the run stops. null: never."""
     cooldown: Duration = Field(default="6h", validate_default=True)
     """Rest of a workload after a move, over all policies; drains do not wait for it."""
-    node_cooldown: Duration = Field(default="1h", validate_default=True)
-    """Rest of a node after it received a moved pod: its other pods stay for so long; drains do not wait for it."""
+    node_cooldown: Duration | None = None
+    """Rest of a node after it received a moved pod: its other pods stay for so long; drains do not wait for it. Default
+    1h, but never more than cooldown."""
     approval_expires: PositiveDuration = Field(default="24h", validate_default=True)
     """mode Approve: a plan that nobody approved by then is dropped."""
 

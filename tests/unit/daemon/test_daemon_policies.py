@@ -13,6 +13,8 @@ import pytest
 from defragd.core.reasons import Reason
 from defragd.core.run import Run
 from defragd.daemon.policies import Policies, window_of
+from defragd.policy.caps import Caps
+from defragd.policy.load import Context
 from defragd.sim.clock import SimClock
 
 GOOD = """
@@ -141,3 +143,15 @@ def test_no_move_starts_that_could_not_settle_in_the_window(folder: Folder) -> N
     assert not answers[0.5].ok
     assert "closes at 09:00" in answers[0.5].detail
     assert answers[-60].reason is Reason.OUTSIDE_WINDOW
+
+
+def test_a_configuration_turned_to_dry_run_holds_runs_of_earlier_days(folder: Folder) -> None:
+    (policy,) = folder.policies.all()
+    run = Run("ns", "a-1", "a", "Auto", "best-fit", settings=folder.policies.job(policy).settings)
+    strict = Policies(
+        [folder.path], clock=SimClock(), hook=lambda *_: None, context=Context(caps=Caps(modes=("DryRun",)))
+    )
+    strict.load()
+    held = strict.terms(run).window(SimClock().now())
+    assert (held.ok, held.reason) == (False, Reason.PAUSED)
+    assert "does not allow mode Auto" in held.detail

@@ -298,3 +298,25 @@ def test_zones_become_utc():
     assert parse_time("2026-09-01T04:00:00+02:00") == datetime(2026, 9, 1, 2, tzinfo=UTC)
     assert parse_time("") is None and format_time(None) is None
     assert format_span(timedelta()) == "0s"
+
+
+@pytest.mark.parametrize(
+    ("spec", "annotation", "desired"),
+    [
+        ("", "Approved", "Approved"),
+        ("", " Paused ", "Paused"),
+        ("", "Cancelled", "Cancelled"),
+        ("", "approved", ""),
+        ("", "rm -rf", ""),
+        ("Paused", "Approved", "Paused"),
+        ("Paused", "", "Paused"),
+    ],
+)
+def test_a_wish_may_be_an_annotation_on_the_run(spec, annotation, desired):
+    body = {
+        "metadata": {"namespace": "kube-system", "name": "r", "annotations": {"defragd.io/desired": annotation}},
+        "spec": {"policy": "p", "mode": "Approve", "strategy": "best-fit", "desired": spec},
+    }
+    run = run_from_wire(msgspec.convert(body, RunWire))
+    assert run.desired == desired
+    assert bool(run.desired_by) is (desired != spec)
