@@ -1,7 +1,8 @@
 """The leader's janitor: what is left over is found by what it carries, and healed. Foreign marks are never touched.
 
 - steering is put on waiting competitors of held devices, and taken off when the hold ends or the pod is bound;
-- a pod that a dead placement pinned, and that never got bound, is recycled (it cannot fall back by itself);
+- a pod that a dead placement pinned, and that never got bound, is recycled (it cannot fall back by itself); one that
+  nobody would create again is given its choice of devices back instead;
 - ended placements are deleted after their time to live.
 
 Gates are not its business: every replica looks after those (`controllers.gates`).
@@ -15,6 +16,7 @@ from datetime import datetime, timedelta
 
 from defragd.core.model import Pod
 from defragd.core.placement import GATE, PINNED, Placement, Step
+from defragd.core.placement_pin import can_widen, widen_patch
 from defragd.core.placement_steering import held_devices, steer_patches
 from defragd.core.snapshot import Snapshot
 from defragd.core.vendor import Vendor
@@ -120,8 +122,12 @@ class Janitor:
             since = self._orphans.setdefault(pod.uid, now)
             if now - since < ORPHAN_AFTER or not self._may_touch(f"recycle:{pod.uid}", tick):
                 continue
-            answer = self._pods.evict(pod, check_revision=True)
             done += 1
+            if pod.owner is None:
+                answer = self._pods.patch_pod(pod.namespace, pod.name, widen_patch(pod, self._vendors))
+                self._hook("pod.patched", {"pod": pod.key, "why": "widen", "result": str(answer.outcome)})
+                continue
+            answer = self._pods.evict(pod, check_revision=True)
             reason = "pinned for a placement that is gone"
             self._hook("recycle", {"pod": pod.key, "result": str(answer.outcome), "reason": reason})
         return done
@@ -149,6 +155,6 @@ def _stranded(pod: Pod, watched: set[tuple[str, str]]) -> bool:
         and not pod.node
         and not pod.deleting
         and GATE not in pod.gates
-        and pod.owner is not None
+        and (pod.owner is not None or can_widen(pod))
         and (pod.namespace, name or "") not in watched
     )

@@ -16,7 +16,7 @@ from defragd.core.model import Pod
 from defragd.core.placement import Phase, Placement
 from defragd.core.placement_answers import assignments, conditions, ended, fail, pause, shown, soonest, span, told
 from defragd.core.placement_holds import tag
-from defragd.core.placement_pin import WOKEN
+from defragd.core.placement_pin import WOKEN, widen_patch
 from defragd.core.placement_world import Decision, Emit, Evict, Memory, PatchPod, World
 from defragd.core.reasons import Reason
 from defragd.core.validate import Validation, room, target
@@ -84,7 +84,7 @@ def _unbound(placement: Placement, pod: Pod, world: World, memory: Memory, now: 
     status, tuning = placement.status, world.tuning
     if now >= limit:
         detail = f"{pod.key} was not bound within {span(now - (status.pinned_at or now))}"
-        return _recycle(placement, pod, memory, Reason.START_TIMEOUT, detail, now)
+        return _recycle(placement, pod, world, memory, Reason.START_TIMEOUT, detail, now)
     if pod.gates:
         return Decision(wake=min(now + timedelta(seconds=1), limit), memory=memory)
     found = _still_free(placement, pod, world)
@@ -93,7 +93,7 @@ def _unbound(placement: Placement, pod: Pod, world: World, memory: Memory, now: 
         memory = replace(memory, taken_since=since)
         if not found.temporary or (found.reason in _TAKEN and now >= since + tuning.stolen):
             reason = Reason.PLACE_STOLEN if found.reason in _TAKEN else found.reason or Reason.PLACE_STOLEN
-            return _recycle(placement, pod, memory, reason, f"{pod.key} lost its place: {found.detail}", now)
+            return _recycle(placement, pod, world, memory, reason, f"{pod.key} lost its place: {found.detail}", now)
         return Decision(wake=min(since + tuning.stolen, limit) if found.reason in _TAKEN else limit, memory=memory)
     memory = replace(memory, taken_since=None)
     due = _wake_due(placement, pod, world, memory, now)
@@ -128,8 +128,15 @@ def _wake_due(placement: Placement, pod: Pod, world: World, memory: Memory, now:
     return (placement.status.pinned_at or now) + (world.tuning.forgotten if judged else SILENT_WAKE)
 
 
-def _recycle(placement: Placement, pod: Pod, memory: Memory, reason: Reason, detail: str, now: datetime) -> Decision:
-    """Recorded first, then evicted: a Pending pod, so nobody loses anything, and once."""
+def _recycle(
+    placement: Placement, pod: Pod, world: World, memory: Memory, reason: Reason, detail: str, now: datetime
+) -> Decision:
+    """Recorded first, then evicted: a Pending pod, so nobody loses anything, and once. A pod that nobody would create
+    again is never evicted; it is given the choice among the node's devices back."""
+    if pod.owner is None:
+        wider = PatchPod(pod, widen_patch(pod, world.vendors), "widen")
+        detail = f"{detail}; it has no controller, so it stays and may use any device of {placement.spec.node_name}"
+        return fail(placement, memory, reason, detail, now, actions=(wider,))
     status = shown(placement, Phase.BINDING, reason, detail, recycled=True)
     memory = replace(memory, after=now + timedelta(seconds=1), tries=0)
     return Decision(status, (Evict(pod, recycle=True),), memory=memory)

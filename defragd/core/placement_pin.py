@@ -131,6 +131,21 @@ def unsteered(pod: Pod, vendors: Mapping[str, Vendor]) -> dict[str, str | None]:
     return changes
 
 
+def can_widen(pod: Pod) -> bool:
+    """The pod's device list is still our pin (and not the user's own list again)."""
+    pins = pod.selection.pin_uuids
+    return pins is not None and pins != frozenset(_user_uuids(pod))
+
+
+def widen_patch(pod: Pod, vendors: Mapping[str, Vendor]) -> dict[str, Any]:
+    """Gives a pinned pod that is not bound its device list back, as far as a pod can be unpinned: its node affinity
+    cannot be taken off. For pods that nobody would create again; others are recycled."""
+    before = dict(part.partition("=")[::2] for part in pod.annotations.get(USER_UUIDS, "").split(";") if part)
+    words = dict.fromkeys(request.vendor for request in pod.requests)
+    keys = [key for word in words if word in vendors for key in vendors[word].use_keys]
+    return {"metadata": {"uid": pod.uid, "annotations": {key: before.get(key) for key in keys}}}
+
+
 def unpinned(pod: Pod) -> Pod:
     """The pod as its template makes it: without our own pin. What a replacement will look like, and what the user
     wants of it; a pod that carries no pin of ours is returned as it is."""

@@ -60,7 +60,7 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class PatchPod:
-    """A merge patch; ``why`` is pin, release, extend, wake or steer."""
+    """A merge patch; ``why`` is pin, release, extend, wake or widen."""
 
     pod: Pod
     patch: Mapping[str, Any]

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from defragd.core.placement import GATE, STEERED, Step
+from defragd.core.placement_pin import can_widen
 from defragd.core.rules import Timeouts
 from tests.support.effort import examples
 from tests.support.engine_world import Access, EngineWorld, Killed, Replica, node, start
@@ -47,6 +48,7 @@ class Engine(RuleBasedStateMachine):
             before = len(self.world.evictions)
             healthy = {k: self.world.healthy(b) for k, b in self.world.budgets.items()}
             answer = original(pod, dry_run=dry_run, check_revision=check_revision)
+            assert dry_run or pod.owner is not None, f"{pod.key} has no controller and was evicted"
             if len(self.world.evictions) > before:
                 self._evicted(pod.uid, healthy)
             return answer
@@ -291,7 +293,8 @@ class Engine(RuleBasedStateMachine):
         found = [f"open {p.key} {p.status.reason}" for p in self.world.placements.values() if p.open]
         found += [f"gated {p.key}" for p in pods if GATE in p.gates]
         found += [f"steered {p.key}" for p in pods if (STEERED in p.annotations or p.selection.nouse_uuids) and p.live]
-        found += [f"stranded {p.key}" for p in pods if p.selection.pinned_by_us and not p.node]
+        stranded = [p for p in pods if p.selection.pinned_by_us and not p.node and (p.owner or can_widen(p))]
+        found += [f"stranded {p.key}" for p in stranded]
         found += [f"hold {h.placement}" for h in self.world.seen().snapshot.holds]
         return found
 

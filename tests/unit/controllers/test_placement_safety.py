@@ -101,6 +101,29 @@ def test_a_stranded_pod_is_recycled(world: EngineWorld) -> None:
     assert PINNED not in again.annotations
 
 
+@pytest.mark.parametrize("who", ["engine", "janitor"])
+def test_a_bare_pod_is_never_evicted_but_gets_its_choice_of_devices_back(world: EngineWorld, who: str) -> None:
+    replica = start(world)
+    key = world.place("p", node="n2", devices=["gpu-1"], app="job")
+    drive(world, replica, until=lambda: world.status(key).step is Step.HELD)
+    world.scheduler_down = True
+    pod = world.bare("job", {"app": "job"}, memory=9000)
+    drive(world, replica, until=lambda: world.status(key).step is Step.PINNED)
+    world.webhooks.clear()
+    world._book(world.bare("thief", memory=16384), "n2", ("GPU-n2-1",))
+    if who == "janitor":
+        del world.placements[key]
+    world.touch()
+    world.scheduler_down = False
+    drive(world, replica, seconds=70, step=0.2)
+    if who == "engine":
+        assert world.status(key).reason == "PlaceStolen"
+    assert not world.recycled
+    found = world.read(world.pods["default/job"])
+    assert (found.uid, found.node, found.devices) == (pod["metadata"]["uid"], "n2", ("GPU-n2-0",))
+    assert found.ready
+
+
 def test_done_means_ready_for_the_settle_time(world: EngineWorld) -> None:
     key, replica = moved(world, settle=timedelta(seconds=5))
     drive(world, replica, until=lambda: any(pod.ready for pod in pinned(world)))
