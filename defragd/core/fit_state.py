@@ -249,14 +249,14 @@ def arrange(spots: list[Spot], order: Order, numa_bind: bool) -> None:
             return (*(values[k] for k in keys), float(spot.device.index))
 
         spots.sort(key=by_chain)
+    elif order.kind == "mutex":  # the one policy whose order a NUMA bind does not change
+        spots.sort(key=lambda s: (-s.used, s.device.numa))
     elif numa_bind and order.kind == "binpack":
         spots.sort(key=lambda s: (-s.device.numa, float(s.score)))
     elif numa_bind:
         spots.sort(key=lambda s: (s.device.numa, -float(s.score)))
     elif order.kind == "binpack":
         spots.sort(key=lambda s: (float(s.score), s.device.numa))
-    elif order.kind == "mutex":
-        spots.sort(key=lambda s: (-s.used, s.device.numa))
     else:
         spots.sort(key=lambda s: (-float(s.score), s.device.numa))
 

@@ -66,14 +66,14 @@ def order(cards: list[Card], pod: Pod) -> None:
             "numa": lambda c: c.numa,
         }
         cards.sort(key=lambda c: (*(by[k](c) for k in keys), c.index))
+    elif policy == "mutex":
+        cards.sort(key=lambda c: (-c.used, c.numa))
     elif pod.numa_bind and policy == "binpack":
         cards.sort(key=lambda c: (-c.numa, score[c.uuid]))
     elif pod.numa_bind:
         cards.sort(key=lambda c: (c.numa, -score[c.uuid]))
     elif policy == "binpack":
         cards.sort(key=lambda c: (score[c.uuid], c.numa))
-    elif policy == "mutex":
-        cards.sort(key=lambda c: (-c.used, c.numa))
     else:
         cards.sort(key=lambda c: (-score[c.uuid], c.numa))
 

@@ -204,3 +204,19 @@ def test_node_choice_by_policy_and_ties() -> None:
     refused = choose_node(snapshot, huge, snapshot.nodes, vendors=VENDORS)
     assert refused.tied == ()
     assert {f.text for f in refused.fits.values()} == {"NodeInsufficientDevice"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ("mutex", "1/2 ExclusiveDeviceAllocateConflict, 1/2 NumaNotFit"),
+        (" mutex ", "1/2 AllocatedCardsInsufficientRequest, 1/2 ExclusiveDeviceAllocateConflict"),
+        ("mutex,binpack", "1/2 AllocatedCardsInsufficientRequest, 1/2 ExclusiveDeviceAllocateConflict"),
+    ],
+)
+def test_mutex_alone_orders_by_use_even_with_a_numa_bind(policy, says) -> None:
+    """HAMi tries the free device (NUMA 0) first, then the used one of NUMA 1; with a chain NUMA goes first."""
+    notes = {"hami.io/gpu-scheduler-policy": policy, "nvidia.com/numa-bind": "true"}
+    snapshot = world([node("n1", [device("free"), device("used", numa=1, index=1)])], [held("e", "used", 1000, 10)])
+    asking = pod("p", [{"nvidia.com/gpu": "2", "nvidia.com/gpumem": "100"}], annotations=notes)
+    assert fit(snapshot, asking, config=FitConfig(as_hami=True)).text == says
