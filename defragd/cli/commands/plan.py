@@ -13,6 +13,7 @@ import click
 
 from defragd.cli import sources
 from defragd.cli.printers import Table, emit, no_headers_option, output_option, warn, warn_refusals
+from defragd.errors import ConfigError
 
 if TYPE_CHECKING:
     from defragd.core.plan import PlanReply
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Dice of the search.")
 @click.option("--max-steps", type=click.IntRange(1), metavar="N", help="Bound the search by steps (reproducible).")
+@click.option("--diff", "as_diff", is_flag=True, help="Show the devices of the nodes touched, now and after the plan.")
 @click.option("--exit-code", is_flag=True, help="End with 4 when the plan has moves.")
 @output_option("table", "wide", "json", "yaml", "name")
 @no_headers_option
@@ -45,6 +47,7 @@ def command(
     time_limit: float,
     seed: int,
     max_steps: int | None,
+    as_diff: bool,
     exit_code: bool,
     output: str,
     no_headers: bool,
@@ -63,6 +66,13 @@ def command(
     warn([str(problem) for problem in loaded.warnings])
     warn_refusals(value["warnings"])
     names = [f"move/{move['id']}" for move in value["moves"]]
+    if as_diff:
+        from defragd.cli.diff import paint_diff, plan_diff
+
+        if output not in ("table", "wide"):
+            raise ConfigError("--diff is text for people; leave out -o")
+        click.echo(paint_diff(plan_diff(world, reply.moves)) or "no moves: nothing would change")
+        return 4 if exit_code and reply.moves else 0
     emit(value, output, text=lambda wide: _text(value, wide=wide, headers=not no_headers), names=names)
     return 4 if exit_code and reply.moves else 0
 
