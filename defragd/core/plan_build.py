@@ -13,6 +13,7 @@ from defragd.core.arrays import Books, Ints
 from defragd.core.budget import Floor
 from defragd.core.eligibility import warnings
 from defragd.core.exact import Exact
+from defragd.core.free import scatter_hints
 from defragd.core.gangs import gang_of, members
 from defragd.core.graph import Step
 from defragd.core.model import Pod
@@ -43,8 +44,8 @@ class Build:
     def __init__(self, scene: Scene, request: PlanRequest) -> None:
         self.scene, self.request = scene, request
         self.exact = Exact(scene.snapshot, scene.vendors)
-        self.ledger = Ledger.of(scene.snapshot)
-        self.floor = Floor.of(scene.snapshot, self.ledger)
+        self.ledger = Ledger.of(scene.snapshot, partial=True)
+        self.floor = Floor.of(scene.snapshot, self.ledger, partial=True)
         self.before = score_books(scene.arena.fleet, scene.arena.books, scene.yardstick)
 
     # -- order and proof -----------------------------------------------------------------------------------------------
@@ -244,7 +245,7 @@ class Build:
             waves=tuple(tuple(name[i] for i in wave) for wave in found.waves),
             refused=tuple(sorted(refused.values(), key=lambda item: item.object)),
             warnings=(*warnings(scene.snapshot), *self.ledger.warnings(), *_problems(scene)),
-            notes=tuple(dict.fromkeys(draft.notes)),
+            notes=tuple(dict.fromkeys([*draft.notes, *scatter_hints(scene.snapshot)])),
             stopped=draft.stopped,
             freed_devices=int((books.slots == 0).sum() - (held == 0).sum()),
             freed_nodes=_idle_nodes(books.slots, fleet.first) - _idle_nodes(held, fleet.first),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from defragd.controllers.execution import RunController
+from defragd.controllers.free import FreeHints
 from defragd.controllers.gates import GateKeeper
 from defragd.controllers.heartbeats import HeartbeatLoop
 from defragd.controllers.janitor import Janitor
@@ -187,6 +188,17 @@ class Replica:
                 max_age_seconds=max_age_seconds,
             ).due,
         )
+        self.free = FreeHints(
+            policies=policies.all,
+            reader=p.reader,
+            pods=p.pods,
+            leadership=p.leadership,
+            clock=p.clock,
+            hook=hook,
+            vendors=vendors,
+            paused=paused,
+            max_age_seconds=max_age_seconds,
+        )
         self.scores = Scores(
             reader=p.reader,
             placements=p.placements,
@@ -216,6 +228,7 @@ class Replica:
         self.loops.start("janitor", self.janitor.run, beat=lambda: self.janitor.beat)
         self.loops.start("policies", self.policies.run, beat=lambda: self.policies.beat)
         self.loops.start("schedule", self.scheduler.run, beat=lambda: self.scheduler.beat, limit=900.0)
+        self.loops.start("free", self.free.run, beat=lambda: self.free.beat)
         self.loops.start("scores", self.scores.run, beat=lambda: self.scores.beat, limit=300.0)
 
     def stop(self, timeout: float) -> list[str]:

@@ -45,6 +45,7 @@ _KEEP = frozenset(
         "kubernetes.io/config.mirror",
         "kubernetes.io/config.source",
         "cluster-autoscaler.kubernetes.io/safe-to-evict",
+        "controller.kubernetes.io/pod-deletion-cost",
         "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes",
     }
 )

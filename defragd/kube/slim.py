@@ -29,6 +29,7 @@ _ANNOTATIONS = (
     "gang.scheduling.koordinator.sh/",
     "kubernetes.io/config.",
     "cluster-autoscaler.kubernetes.io/safe-to-evict",
+    "controller.kubernetes.io/pod-deletion-cost",
     "descheduler.alpha.kubernetes.io/",
     "pod-group",
     "hami-vnpu-core",
