@@ -247,7 +247,9 @@ class Floor:
         self._out: dict[str, str] = {}
 
     @classmethod
-    def of(cls, snapshot: Snapshot, ledger: Ledger) -> Floor:
+    def of(cls, snapshot: Snapshot, ledger: Ledger, *, partial: bool = False) -> Floor:
+        """``partial``: for plans. Replicas that the owner has and a file leaves out count as Ready when the owner's
+        status says so, or when the owner has no status at all (hand-made files)."""
         ready: Counter[str] = Counter()
         size: Counter[str] = Counter()
         top: dict[str, str] = {}
@@ -263,6 +265,10 @@ class Floor:
                 wanted[top[uid]] = wanted.get(top[uid], 0) + ((workload.replicas or 0) if workload else 0)
             size[top[uid]] += 1
             ready[top[uid]] += pod.ready and not pod.deleting
+        if partial:
+            for uid, more in _unseen(snapshot).items():
+                if uid in top:
+                    ready[top[uid]] += more
         return cls(ledger, dict(ready), {uid: max(count, wanted.get(uid, 0)) for uid, count in size.items()}, top)
 
     def copy(self, ledger: Ledger) -> Floor:
@@ -299,3 +305,22 @@ class Floor:
     def _key(self, pod: Pod) -> str:
         assert pod.owner is not None
         return self._top.get(pod.owner.uid, pod.owner.uid)
+
+
+def _unseen(snapshot: Snapshot) -> dict[str, int]:
+    """Ready replicas by owner UID that are in no list of pods."""
+    seen: Counter[str] = Counter()
+    ready: Counter[str] = Counter()
+    for pod in snapshot.pods.values():
+        if pod.owner is not None:
+            seen[pod.owner.uid] += 1
+            ready[pod.owner.uid] += pod.live and pod.ready and not pod.deleting
+    found = {}
+    for uid, count in seen.items():
+        workload = snapshot.workloads.get(uid)
+        missing = (workload.replicas or 0) - count if workload else 0
+        if workload is None or missing <= 0:
+            continue
+        said = missing if workload.ready is None else workload.ready - ready[uid]
+        found[uid] = max(0, min(missing, said))
+    return found

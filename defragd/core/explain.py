@@ -1,8 +1,9 @@
 """Why a pod does (not) move, a node does (not) empty, a device does (not) take somebody.
 
-Answered by the code that plans: `core.eligibility` for who may move, `core.pdb` for budgets, `core.kube_fit` and
-`core.fit` for places. One main reason per pod, with its class: never, notNow, noPlace. Places are counted per class of
-target ("12 devices: memory; 2: unhealthy"). Results are JSON-like, the same for command line, API and UI.
+Answered by the code that plans: `core.eligibility` for who may move, `core.pdb` and `core.budget` for what may be out,
+`core.kube_fit` and `core.fit` for places. One main reason per pod, with its class: never, notNow, noPlace. Places are
+counted per class of target ("12 devices: memory; 2: unhealthy"). Results are JSON-like, the same for command line, API
+and UI.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from defragd.core.budget import Floor
 from defragd.core.eligibility import Eligibility, eligible, workload_key
 from defragd.core.fit import FitConfig, fit_pod
 from defragd.core.kube_fit import kube_fit
@@ -110,7 +112,8 @@ class Explainer:
     ) -> None:
         self.snapshot, self.rules, self.now, self.vendors, self.drain = snapshot, rules, now, vendors, drain
         self._history, self._last_moved = history, last_moved
-        self._ledger = Ledger.of(snapshot)
+        self._ledger = Ledger.of(snapshot, partial=True)
+        self._floor = Floor.of(snapshot, self._ledger, partial=True)
         self._config = config or FitConfig()
 
     # -- objects --------------------------------------------------------------------------------------------------
@@ -199,10 +202,10 @@ class Explainer:
         )
         if not found.ok:
             return found
-        permit = self._ledger.may_evict(pod)
-        if not permit.ok:
-            kind = "never" if permit.reason is Reason.SEVERAL_PDBS else "notNow"
-            return Eligibility(False, permit.reason, permit.detail, kind)
+        for permit in (self._ledger.may_evict(pod), self._floor.may_leave(pod)):
+            if not permit.ok:
+                kind = "never" if permit.reason is Reason.SEVERAL_PDBS else "notNow"
+                return Eligibility(False, permit.reason, permit.detail, kind)
         return found
 
     def _verdict(self, pod: Pod, places: Places) -> dict[str, Any]:

@@ -384,6 +384,8 @@ class DisruptionBudget:
     observed: bool = True
     """status is of the current generation; False = the API server refuses evictions for now."""
     always_allow_unhealthy: bool = False
+    expected: int = 0
+    """Pods that the budget's controller counts (status.expectedPods)."""
 
     @property
     def key(self) -> str:

@@ -88,8 +88,12 @@ class Ledger:
         """Budgets were read; False = there may be some that we do not see (`warnings` says so)."""
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> Ledger:
-        """Fresh books: per budget min(status.disruptionsAllowed, Ready pods seen - status.desiredHealthy), or 0."""
+    def of(cls, snapshot: Snapshot, *, partial: bool = False) -> Ledger:
+        """Fresh books: per budget min(status.disruptionsAllowed, Ready pods seen - status.desiredHealthy), or 0.
+
+        ``partial``: for plans. A file may leave out pods; those that the status expects and the file lacks are then
+        taken to be as healthy as the status says. What moves pods for real counts seen pods only.
+        """
         index = _Index(snapshot.budgets)
         ready = {budget.key: 0 for budget in snapshot.budgets}
         seen = dict(ready)
@@ -102,6 +106,8 @@ class Ledger:
         for budget in snapshot.budgets:
             # a budget none of whose pods we see (a file of GPU pods only) can only be taken at its word
             count = ready[budget.key] if seen[budget.key] else budget.healthy
+            if partial and seen[budget.key]:
+                count += max(0, min(budget.expected - seen[budget.key], budget.healthy - count))
             healthy[budget.key] = min(count, budget.healthy) if budget.healthy else count
             left[budget.key] = max(
                 0, min(budget.allowed, count - budget.desired if seen[budget.key] else budget.allowed)

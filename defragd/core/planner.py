@@ -89,8 +89,8 @@ def make_scene(request: PlanRequest, args: object, *, drain: bool, should_stop: 
     standing: dict[str, Refusal] = {}
     cost: dict[str, float] = {}
     workload: dict[str, str] = {}
-    ledger = Ledger.of(snapshot)
-    floor = Floor.of(snapshot, ledger)
+    ledger = Ledger.of(snapshot, partial=True)
+    floor = Floor.of(snapshot, ledger, partial=True)
     now = request.now or snapshot.taken_at
     for key, pod in snapshot.pods.items():
         if not pod.live or not (pod.allocations or pod.booked_node):

@@ -40,6 +40,7 @@ __all__ = [
     "translate_workload",
 ]
 
+_CHART = HamiConfig()
 SEVERAL_QUOTAS = "SeveralQuotas"
 BUDGET_WITHOUT_STATUS = "BudgetWithoutStatus"
 
@@ -58,6 +59,7 @@ def translate_budget(obj: Any) -> DisruptionBudget:
         desired=status.desired_healthy if known else 0,
         observed=bool(current),
         always_allow_unhealthy=obj.spec.unhealthy_pod_eviction_policy == "AlwaysAllow",
+        expected=status.expected_pods if known else 0,
     )
 
 
@@ -66,13 +68,16 @@ def translate_workload(obj: Any, kind: str) -> Workload:
     meta, spec, status = obj.metadata, obj.spec, obj.status
     ref = next((r for r in meta.owner_references or () if r.controller), None)
     jobs = kind == "Job"
+    ready = status.ready if jobs else status.ready_replicas
+    if ready is None and status.replicas is not None:
+        ready = 0  # the API server leaves out a zero
     return Workload(
         kind=kind,
         namespace=meta.namespace or "default",
         name=meta.name,
         uid=meta.uid,
         replicas=spec.parallelism if jobs else spec.replicas,
-        ready=status.ready if jobs else status.ready_replicas,
+        ready=ready,
         paused=bool(spec.paused or spec.suspend),
         annotations={k: v for k, v in (meta.annotations or EMPTY).items() if k.startswith("defragd.io/")} or EMPTY,
         top=Owner(ref.kind, ref.name, ref.uid, ref.api_version) if ref else None,
@@ -137,10 +142,12 @@ def assemble(
     problems: Iterable[Problem] = (),
     taken_at: datetime | None = None,
     checks: CrossChecks | None = None,
+    config: HamiConfig | None = None,
 ) -> Snapshot:
     """One snapshot from translated objects. Adds the checks that need all of them: duplicate UUIDs (distrusted on every
     node), bookings of unknown devices or on another node, budgets without status, quotas that overlap. ``checks`` of
-    the snapshots before spares looking at everything again."""
+    the snapshots before spares looking at everything again.
+    ``config``: whose policies by flag the snapshot carries."""
     checks = checks if checks is not None else CrossChecks()
     checked, found = checks.nodes(nodes)
     found = [*problems, *found, *checks.pods(pods)]
@@ -164,4 +171,6 @@ def assemble(
         known=frozenset(known),
         problems=tuple(found),
         taken_at=taken_at,
+        node_policy=(config or _CHART).node_policy,
+        device_policy=(config or _CHART).device_policy,
     )

@@ -72,13 +72,13 @@ def make_pod(name, where, uuid, mib, of=None, **annotations):
     }
 
 
-def replica_set(name):
+def replica_set(name, ready=2):
     return {
         "apiVersion": "apps/v1",
         "kind": "ReplicaSet",
         "metadata": {"name": f"{name}-rs", "namespace": "team", "uid": f"rs-{name}"},
         "spec": {"replicas": 2},
-        "status": {"replicas": 2, "readyReplicas": 2},
+        "status": {"replicas": 2, "readyReplicas": ready},
     }
 
 
@@ -89,7 +89,8 @@ def write_list(path, items):
 
 
 def splinters():
-    """Enough in sum, too little on any device: replicas a and b hold 10 GiB each of two 24-GiB devices."""
+    """Enough in sum, too little on any device: replicas a and b hold 10 GiB each of two 24-GiB devices. The one Ready
+    replica of "big" stays."""
     return [
         make_node("n1", "GPU-a", "GPU-b"),
         make_node("n2", "GPU-c"),
@@ -97,5 +98,5 @@ def splinters():
         make_pod("b", "n1", "GPU-b", 10240, of="w"),
         make_pod("big", "n2", "GPU-c", 20480),
         replica_set("w"),
-        replica_set("big"),
+        replica_set("big", ready=1),
     ]

@@ -211,6 +211,33 @@ def test_the_floor_stands_while_a_replacement_is_missing() -> None:
     assert not what_if.may_leave(pods[0]).ok
 
 
+@pytest.mark.parametrize(
+    ("pods", "said", "ready", "may"),
+    [
+        pytest.param([replica("a")], 2, 2, 1, id="the other is Ready, says the owner"),
+        pytest.param([replica("a")], 2, None, 1, id="an owner without a status"),
+        pytest.param([replica("a")], 2, 1, 0, id="the other is not Ready"),
+        pytest.param([replica("a")], 2, 0, 0, id="an old status"),
+        pytest.param([replica("a"), replica("b", ready=False)], 2, 2, 0, id="both in sight: seen counts"),
+        pytest.param([replica("a"), replace(replica("b"), deleting=True)], 2, 2, 0, id="one is leaving in sight"),
+        pytest.param([replica("a"), replica("b")], 3, 3, 2, id="the third one may be out of sight"),
+    ],
+)
+def test_a_plan_believes_the_owner_about_replicas_that_a_file_leaves_out(
+    pods: list[Pod], said: int, ready: int | None, may: int
+) -> None:
+    snapshot = service(pods, replicas=said)
+    told = {uid: replace(workload, ready=ready) for uid, workload in snapshot.workloads.items()}
+    snapshot = replace(snapshot, workloads=told)
+    floor = Floor.of(snapshot, Ledger.of(snapshot), partial=True)
+    granted = 0
+    for pod in pods:
+        if pod.ready and not pod.deleting and floor.may_leave(pod).ok:
+            floor.take(pod)
+            granted += 1
+    assert granted == may
+
+
 def test_giving_back_lets_the_next_one_leave() -> None:
     pods = [replica("a"), replica("b")]
     snapshot = service(pods)

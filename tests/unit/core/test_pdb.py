@@ -154,3 +154,22 @@ def test_ready_pods_never_fall_below_the_demand(ready: list[bool], desired: int,
 @pytest.mark.parametrize(("phase", "asks"), [("Running", True), ("Pending", False), ("Failed", False)])
 def test_who_asks(phase: str, asks: bool) -> None:
     assert asks_budget(pod("p", phase=phase)) is asks
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected", "healthy", "may"),
+    [
+        pytest.param([pod("a1")], 3, 3, True, id="two that the file leaves out"),
+        pytest.param([pod("a1")], 1, 3, False, id="the status is old: one pod is all there is"),
+        pytest.param([pod("a1"), pod("a2", ready=False), pod("a3")], 3, 3, True, id="no pod is missing"),
+        pytest.param([pod("a1"), pod("a2", ready=False)], 2, 3, False, id="the other is not Ready"),
+        pytest.param([pod("a1")], 3, 2, False, id="no more healthy ones than needed"),
+    ],
+)
+def test_a_plan_believes_the_budget_about_pods_that_a_file_leaves_out(
+    pods: list[Pod], expected: int, healthy: int, may: bool
+) -> None:
+    snapshot = world(pods, [replace(budget(allowed=1, healthy=healthy, desired=2), expected=expected)])
+    strict = Ledger.of(snapshot).may_evict(pods[0]).ok
+    assert Ledger.of(snapshot, partial=True).may_evict(pods[0]).ok is (may and (strict or len(pods) < expected))
+    assert strict is (sum(p.ready for p in pods) > 2)
