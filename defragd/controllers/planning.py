@@ -162,7 +162,7 @@ class Planning:
         if opening is not None:
             self._tell_breaker(job.name, opening.text)
             return self._stopped(draft, opening.text, {BREAKER: ",".join(opening.pools)})
-        return self._record(_planned(replace(draft, annotations=marks(snapshot, reply.moves)), reply))
+        return self._record(_planned(replace(draft, annotations=marks(snapshot, reply.moves, pool_of)), reply))
 
     def _stopped(self, draft: Run, why: str, annotations: Mapping[str, str] = EMPTY) -> Run:
         empty = {"policy": draft.policy, "strategy": draft.strategy, "moves": []}

@@ -1,10 +1,11 @@
 """Oscillation: a known state returns with our moves in between, so moving again would go in circles.
 
-Every run that moves records, per workload it moves, a digest of where that workload's pods held which devices (node,
-device, shape; names and UIDs do not matter, replicas are alike). When a new plan wants to move a workload from a state
-from which two earlier runs moved it already, the breaker opens for the pools it stands in: no run moves anything there
-until a person lifts it (approves the run that opened it) or the time is over. Other workloads' changes do not hide a
-return. All of it is read from run records, so restarts forget nothing.
+Every run that moves records digests of who held what where (workload, node, device, shape; names and UIDs do not
+matter, replicas are alike): one per workload it moves and one per pool. When a new plan wants to move a workload, or
+anything of a pool, from a state from which two earlier runs moved it already, the breaker opens for that pool: no run
+moves anything there until a person lifts it (approves the run that opened it) or the time is over. The digest of the
+pool sees pods that go in circles by turns, that of the workload is not hidden by other workloads' changes. All of it is
+read from run records, so restarts forget nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from defragd.core.snapshot import Snapshot
 from defragd.core.workloads import workload_key
 
 STATES = "defragd.io/states"
-"""Annotation of a run: {workload: digest} it was planned from, for the workloads it moves."""
+"""Annotation of a run: {workload or "pool:NAME": digest} it was planned from, for what it moves."""
 BREAKER = "defragd.io/breaker"
 """Annotation of the run that opened a breaker: the pools, separated by commas."""
 OPEN_FOR = timedelta(hours=24)
@@ -51,12 +52,30 @@ def states_of(snapshot: Snapshot, workloads: Iterable[str]) -> dict[str, str]:
             key = workload_key(snapshot, pod)
             if key in wanted:
                 held[key] += [f"{pod.booked_node}|{a.uuid}|{a.memory_mib}|{a.cores}" for a in pod.allocations]
-    return {key: hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:12] for key, parts in held.items()}
+    return {key: _digest(parts) for key, parts in held.items()}
 
 
-def marks(snapshot: Snapshot, moves: Sequence[Move]) -> dict[str, str]:
+def pool_states(snapshot: Snapshot, moves: Sequence[Move], pool_of: PoolOf) -> dict[str, str]:
+    """Digest of everything that is held in each pool the moves leave, by "pool:NAME"."""
+    pools = {pool_of(snapshot.nodes[m.source.node]) for m in moves if m.source.node in snapshot.nodes}
+    held: dict[str, list[str]] = {pool: [] for pool in pools}
+    of = {node.name: pool_of(node) for node in snapshot.nodes.values() if node.devices}
+    for pod in snapshot.pods.values():
+        pool = of.get(pod.booked_node, "")
+        if pool in held and pod.live and not pod.deleting:
+            key = workload_key(snapshot, pod)
+            held[pool] += [f"{key}|{a.uuid}|{a.memory_mib}|{a.cores}" for a in pod.allocations]
+    return {f"pool:{pool}": _digest(parts) for pool, parts in held.items()}
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:12]
+
+
+def marks(snapshot: Snapshot, moves: Sequence[Move], pool_of: PoolOf) -> dict[str, str]:
     """The annotation for a run with these moves."""
     states = states_of(snapshot, list(dict.fromkeys(m.workload or m.pod for m in moves))[:MOST_STATES])
+    states |= pool_states(snapshot, moves, pool_of)
     return {STATES: json.dumps(states, sort_keys=True, separators=(",", ":"))} if states else {}
 
 
@@ -66,33 +85,37 @@ def judge(
     """Whether this plan would go in circles."""
     known = [r for r in runs if r.created is not None and now - r.created < LOOK_BACK]
     lifted = _settled(known)
-    current = states_of(snapshot, {m.workload or m.pod for m in moves})
+    current = {**states_of(snapshot, {m.workload or m.pod for m in moves}), **pool_states(snapshot, moves, pool_of)}
     history = [(run, _states(run), _moved(run)) for run in known if STATES in run.annotations]
-    circles: list[tuple[Move, list[Run]]] = []
+    circles: list[tuple[Move, str, list[Run]]] = []
     for move in moves:
         workload = move.workload or move.pod
         node = snapshot.nodes.get(move.source.node)
-        since = lifted.get(pool_of(node)) if node is not None else None
-        earlier = [
-            run
-            for run, states, moved in history
-            if states.get(workload) == current.get(workload)
-            and workload in moved
-            and (since is None or (run.created is not None and run.created > since))
-        ]
-        if len(earlier) >= RETURNS:
-            circles.append((move, earlier))
+        pool = pool_of(node) if node is not None else ""
+        since = lifted.get(pool)
+        for key in (workload, f"pool:{pool}"):
+            earlier = [
+                run
+                for run, states, moved in history
+                if states.get(key, "") == current.get(key)
+                and (workload in moved if key == workload else bool(moved))
+                and (since is None or (run.created is not None and run.created > since))
+            ]
+            if len(earlier) >= RETURNS:
+                circles.append((move, key, earlier))
+                break
     if not circles:
         return None
-    pools = sorted({pool_of(snapshot.nodes[m.source.node]) for m, _ in circles if m.source.node in snapshot.nodes})
-    move, earlier = circles[0]
-    workload = move.workload or move.pod
-    names = ", ".join(dict.fromkeys(m.pod for m, _ in circles[:5]))
-    more = f" and {len(circles) - 5} more" if len(circles) > 5 else ""
+    pools = sorted({pool_of(snapshot.nodes[m.source.node]) for m, _, _ in circles if m.source.node in snapshot.nodes})
+    move, key, earlier = circles[0]
+    what = f"pool {key[5:]}" if key.startswith("pool:") else key
+    pods = list(dict.fromkeys([*(m.pod for m, _, _ in circles), *_pods(earlier)]))
+    names = ", ".join(pods[:5])
+    more = f" and {len(pods) - 5} more" if len(pods) > 5 else ""
     text = (
-        f"something moves pods back: {names}{more} in pool {', '.join(pools)}; {workload} stands for the "
-        f"{_th(len(earlier) + 1)} time in state {current[workload]} (on {move.source.node}), from which "
-        f"{', '.join(r.name for r in earlier[-3:])} moved it to {_targets(earlier, workload)}"
+        f"something moves pods back: {names}{more}; {what} is for the {_th(len(earlier) + 1)} time in state "
+        f"{current[key]} (with {move.pod} on {move.source.node}), which {', '.join(r.name for r in earlier[-3:])} "
+        f"turned into one with pods on {_targets(earlier)}"
     )
     return Opening(tuple(pools), text[:1000])
 
@@ -153,9 +176,12 @@ def _moved(run: Run) -> set[str]:
     return {move.workload or move.pod for move in moves_of(run).values() if move.id in done} if done else set()
 
 
-def _targets(runs: Sequence[Run], workload: str) -> str:
-    names = [m.target.node for r in runs for m in moves_of(r).values() if (m.workload or m.pod) == workload]
-    return ", ".join(list(dict.fromkeys(names))[:3])
+def _targets(runs: Sequence[Run]) -> str:
+    return ", ".join(list(dict.fromkeys(m.target.node for r in runs for m in moves_of(r).values()))[:3])
+
+
+def _pods(runs: Sequence[Run]) -> list[str]:
+    return [m.pod for r in runs for m in moves_of(r).values()]
 
 
 def _th(number: int) -> str:

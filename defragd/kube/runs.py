@@ -15,16 +15,17 @@ from defragd.kube.wire_custom import CountsWire, RunMoveWire, RunStatusWire, Run
 KIND = "DefragRun"
 PLURAL = "defragruns"
 DESIRED = "defragd.io/desired"
-"""Annotation on a run, for those who may annotate but not patch its spec: Approved, Paused or Cancelled. ``spec.desired``
-wins where it is set; take the annotation away to go on after Paused."""
-WISHES = frozenset({"Approved", "Paused", "Cancelled"})
+"""Annotation on a run: Approved, Paused or Cancelled. Of it and ``spec.desired`` the stricter holds (Cancelled, Paused,
+Approved); take the annotation away to go on after Paused."""
+WISHES = ("", "Approved", "Paused", "Cancelled")
 
 
 def run_from_wire(obj: RunWire) -> Run:
     """Raises BrokenObject when the status was written by a version with other words."""
     meta, spec, status = obj.metadata, obj.spec, obj.status
     asked = (meta.annotations or {}).get(DESIRED, "").strip()
-    by_annotation = not spec.desired and asked in WISHES
+    known = spec.desired if spec.desired in WISHES else ""
+    by_annotation = asked in WISHES and WISHES.index(asked) > WISHES.index(known)
     try:
         return Run(
             namespace=meta.namespace,

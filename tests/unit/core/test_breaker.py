@@ -45,7 +45,7 @@ def run(
         phase=RunPhase.COMPLETED,
         moves=(RunMove("m1", state),),
         created=NOW - timedelta(hours=hours_ago),
-        annotations=marks(snapshot, [MOVE]),
+        annotations=marks(snapshot, [MOVE], pool),
     )
     return replace(made, **more)  # type: ignore[arg-type]
 
@@ -79,7 +79,7 @@ def test_judge(runs: list[Run], opens: bool) -> None:
     assert (opening is not None) is opens
     if opening is not None:
         assert opening.pools == ("A30",)
-        assert all(word in opening.text for word in ("ns/b", "r1", "r2", "on n1", "to n2", "third time in state"))
+        assert all(word in opening.text for word in ("ns/b", "r1", "r2", "on n1", "on n2", "third time in state"))
 
 
 def test_other_workloads_do_not_hide_a_return() -> None:
@@ -124,3 +124,17 @@ def test_records_that_hold_it_open_are_kept() -> None:
     assert not keeps(opener(25), NOW)
     assert not keeps(run("r", 1, KNOWN), NOW)
     assert timedelta(hours=24) == OPEN_FOR
+
+
+def test_pods_that_go_in_circles_by_turns() -> None:
+    """Once a is moved, once b, and the pool is as before each time: the pool's own digest sees it."""
+    other = replace(MOVE, pod="ns/a", uid="uid-a", source=Place("n1", ("GPU-n1-g0",)), workload="ReplicaSet/ns/a")
+    first = run("r1", 20, KNOWN)
+    second = replace(
+        run("r2", 10, KNOWN), plan={"moves": [move_to_json(other)]}, annotations=marks(KNOWN, [other], pool)
+    )
+    opening = judge([first, second], KNOWN, [MOVE], NOW, pool)
+    assert opening is not None
+    assert "pool A30 is for the third time in state" in opening.text
+    assert "ns/a" in opening.text
+    assert judge([first, second], world(S1.replace("c 10G", "y 10G")), [MOVE], NOW, pool) is None

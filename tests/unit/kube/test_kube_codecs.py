@@ -309,6 +309,8 @@ def test_zones_become_utc():
         ("", "approved", ""),
         ("", "rm -rf", ""),
         ("Paused", "Approved", "Paused"),
+        ("Approved", "Paused", "Paused"),
+        ("Paused", "Cancelled", "Cancelled"),
         ("Paused", "", "Paused"),
     ],
 )
