@@ -2,18 +2,20 @@
 
 One move at a time cannot leave a plateau (nothing typical fits anywhere, so no single move changes the score) and
 cannot swap; taking out two to six pods at once can do both. Worse states are accepted now and then, less so as a round
-goes on; each round starts from the best plan so far. Pods go home where that costs nothing, so plans stay short.
-The order of random numbers depends on the seed and the steps only, never on the clock.
+goes on; rounds start from the best plan so far. Pods go home where that costs nothing, and of two equal pods one stays
+rather than that one takes the other's place, so plans stay short. The order of random numbers depends on the seed and
+the steps only, never on the clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import log
 
 import numpy as np
 
+from defragd.core.search_board import NO, Board
 from defragd.core.search_greedy import LEAST
-from defragd.core.search_tables import Additions
 from defragd.core.tables import Spot, World
 
 FIRST_ROUND = 1500
@@ -31,6 +33,9 @@ TIES = 200
 HEATS = ((0.02, 4), (0.5, 6), (0.1, 3))
 """By round: how much worse a state may be (in gains of a mean move), and how many pods are taken out at most. Sparse
 clusters with a tight limit want it cool, full ones hot; the rounds take turns."""
+POOL = 1 << 16
+SETTLE = 60
+"""Steps without a better assignment before the best one since is proven."""
 
 
 class Lns:
@@ -48,29 +53,48 @@ class Lns:
         should_stop: Callable[[], bool],
         steps: int,
     ) -> None:
-        self.world, self.limit, self.cost = world, limit, cost
+        self.world, self.limit = world, limit
+        self.cost: list[float] = cost.tolist()
         self.may_move, self.orderable, self.should_stop = may_move, orderable, should_stop
         self.steps = steps
         self.random = np.random.Generator(np.random.PCG64(seed))
-        self.tables = Additions(world)
-        self.shape = world.shapes.shape.tolist()
+        self._start = list(world.spot)
+        self.board = Board(world)
+        self.shape = self.board.shape
+        self.home = world.home
         self.pods = len(self.shape)
+        size = len(self.board.node_of)
+        self._gumbel = self.random.gumbel(size=POOL + size)
+        self._buffer = np.empty(size)
+        self._dice: list[float] = []
+        self._alike: dict[int, list[int]] = {}
+        for pod, code in enumerate(self.board.home_code):
+            self._alike.setdefault(code, []).append(pod)
         self.displaced = {p: None for p in range(self.pods) if world.spot[p] != world.home[p]}
-        self.best_value = world.value
+        self.best_value = self.value = self.board.now
         self.best: dict[int, Spot] = self._assignment()
         together = orderable(self.best) if self.best else 0
+        found = self._assignment()
+        self._restore({})
+        self.home_value = self.board.now
         if together is None:
-            self.best, self.best_value, together = {}, self._home_value(), 0
+            self.best, self.best_value, together = {}, self.home_value, 0
+        else:
+            self._restore(found)
         self.best_rank = self.best_value - MOVE_PRICE * len(self.best) - GROUP_PRICE * together
         self.done = 0
         self.rounds = 0
         self.ties = 0
+        self.pending: dict[int, Spot] = {}
+        """The best assignment since, not yet proven to have an order."""
+        self.pending_rank = self.pending_value = -np.inf
+        self._found = 0
         self.most_out = MOST_OUT
         self.failed: set[frozenset[tuple[int, Spot]]] = set()
         """Assignments that no order allows."""
 
     def _assignment(self) -> dict[int, Spot]:
-        return {p: spot for p in self.displaced if (spot := self.world.spot[p]) is not None}
+        return {p: spot for p in self.displaced if (spot := self.board.spot[p]) is not None}
 
     def run(self) -> str:
         """Leaves the best assignment in the world; why it ended: complete, steps or time."""
@@ -79,86 +103,131 @@ class Lns:
         while self.pods and idle < PATIENCE:
             before = self.best_rank
             why = self._round(min(length, self.steps - self.done))
+            self._record()
             self._restore(self.best)
             if why != "complete":
                 break
             idle = idle + 1 if self.best_rank <= before + LEAST else 0
             length = int(length * GROWTH)
-        self._restore(self.best)
+        self._hand_over()
         return why
 
+    def _hand_over(self) -> None:
+        """The world's own books follow."""
+        world = self.world
+        world.spot[:] = self._start
+        change = [p for p in range(self.pods) if world.spot[p] != self.best.get(p, world.home[p])]
+        for pod in change:
+            world.lift(pod)
+        for pod in change:
+            world.put(pod, self.best.get(pod, world.home[pod]))
+
     def _round(self, length: int) -> str:
-        gain = max(self.best_value - self._home_value(), 1e-3 / max(self.pods, 1))
+        gain = max(self.best_value - self.home_value, 1e-3 / max(self.pods, 1))
         share, self.most_out = HEATS[self.rounds % len(HEATS)]
         self.rounds += 1
         heat = share * gain / max(len(self.displaced), 4)
-        value = self.world.value
+        self.board.tidy()
+        self.board.steepen()
+        self.value = self.board.now
         for step in range(length):
             if self.should_stop():
                 return "time"
             self.done += 1
             left = 1.0 - step / length
-            value = self._step(value, heat * left * left + 1e-12)
+            self._step(heat * left * left + 1e-12)
         return "complete" if self.done < self.steps else "steps"
 
-    def _home_value(self) -> float:
-        return getattr(self, "_start", None) or self._remember()
+    def _roll(self) -> float:
+        """Uniform in [0, 1)."""
+        if not self._dice:
+            self._dice = self.random.random(4096).tolist()
+        return self._dice.pop()
 
-    def _remember(self) -> float:
-        now = self._assignment()
-        self._restore({})
-        self._start = self.world.value
-        self._restore(now)
-        return self._start
+    # -- one step ------------------------------------------------------------------------------------------------------
 
-    def _step(self, value: float, heat: float) -> float:
-        out = self._choose()
-        undo = [(pod, self._lift(pod)) for pod in out]
-        for pod in out:
-            self.displaced.pop(pod, None)
+    def _step(self, heat: float) -> None:
+        board = self.board
+        queue = self._choose()
+        self._before: dict[int, int] = {}
+        self._was: dict[int, Spot] = {}
+        for pod in queue:
+            self._lift(pod)
         price = self._price(heat)
-        order = list(out)
-        self.random.shuffle(order)
-        placed: list[int] = []
-        for pod in order:
-            spot = self._place(pod, heat, price)
-            if spot is None:
-                break
-            self.world.put(pod, spot)
-            placed.append(pod)
-            if spot != self.world.home[pod]:
-                self.displaced[pod] = None
-        if len(placed) == len(order):
-            fresh = self.world.value
-            if fresh >= value - heat * self.random.exponential():
-                if fresh - MOVE_PRICE * len(self.displaced) > self.best_rank + LEAST:
-                    self._record(fresh)
-                return fresh
-        for pod in placed:
-            self.world.lift(pod)
-            self.displaced.pop(pod, None)
-        for pod, spot in undo:
-            self.world.put(pod, spot)
-            if spot != self.world.home[pod]:
-                self.displaced[pod] = None
-        return value
-
-    def _lift(self, pod: int) -> Spot:
-        spot = self.world.spot[pod]
-        assert spot is not None
-        self.world.lift(pod)
-        return spot
-
-    def _record(self, value: float) -> None:
-        """Keeps the present assignment if its moves can be ordered and it still is the best with what that costs."""
-        found = self._assignment()
-        key = frozenset(found.items())
-        if key in self.failed:
-            return
-        if value <= self.best_value + LEAST:
-            self.ties += 1
-            if self.ties > TIES:
+        for i in range(len(queue) - 1, 0, -1):
+            j = int(self._roll() * (i + 1))
+            queue[i], queue[j] = queue[j], queue[i]
+        while queue:
+            pod = queue.pop()
+            if not self._place(pod, heat, price, queue):
+                self._undo()
                 return
+        total, extra = board.shift(self._before)
+        fresh = board.value(total, extra)
+        if fresh < self.value + heat * log(1.0 - self._roll()):
+            self._undo()
+            return
+        board.total, board.extra, self.value = total, extra, fresh
+        rank = fresh - MOVE_PRICE * len(self.displaced)
+        if rank > max(self.best_rank, self.pending_rank) + LEAST and self._worth_a_look(fresh):
+            self.pending, self.pending_rank, self.pending_value = self._assignment(), rank, fresh
+            self._found = self.done
+        elif self.pending and self.done - self._found > SETTLE:
+            self._record()
+
+    def _worth_a_look(self, value: float) -> bool:
+        """Equally good plans of as many moves could only have a better order; few of them are looked at."""
+        if value > self.best_value + LEAST or len(self.displaced) < len(self.best):
+            return True
+        self.ties += 1
+        return self.ties <= TIES
+
+    def _lift(self, pod: int) -> None:
+        board = self.board
+        spot = board.spot[pod]
+        assert spot is not None
+        node = spot.node
+        self._was[pod] = spot
+        state = board.at[node]
+        self._before.setdefault(node, state)
+        board.go(node, board.without(state, board.code(pod, spot)))
+        board.on_node[node].remove(pod)
+        board.spot[pod] = None
+        self.displaced.pop(pod, None)
+
+    def _put(self, pod: int, spot: Spot, state: int) -> None:
+        """``state``: of the node with the pod there."""
+        board, node = self.board, spot.node
+        self._before.setdefault(node, board.at[node])
+        board.go(node, state)
+        board.on_node[node].append(pod)
+        board.spot[pod] = spot
+        if spot != self.home[pod]:
+            self.displaced[pod] = None
+
+    def _undo(self) -> None:
+        board = self.board
+        for node, state in self._before.items():
+            board.go(node, state)
+        for pod in self._was:
+            spot = board.spot[pod]
+            if spot is not None:
+                board.on_node[spot.node].remove(pod)
+        for pod, was in self._was.items():
+            board.spot[pod] = was
+            board.on_node[was.node].append(pod)
+            if was != self.home[pod]:
+                self.displaced[pod] = None
+            else:
+                self.displaced.pop(pod, None)
+
+    def _record(self) -> None:
+        """Keeps the pending assignment if its moves can be ordered and it still is the best with what that costs."""
+        found, value = self.pending, self.pending_value
+        self.pending, self.pending_rank = {}, -np.inf
+        key = frozenset(found.items())
+        if not found or key in self.failed:
+            return
         together = self.orderable(found)
         if together is None:
             self.failed.add(key)
@@ -169,56 +238,98 @@ class Lns:
 
     def _price(self, heat: float) -> float:
         """What a move must be worth this time: nothing while moves are left, something near the limit."""
-        if self.limit is None or len(self.displaced) < self.limit - MOST_OUT:
+        if self.limit is None or len(self.displaced) < self.limit - MOST_OUT or self._roll() < 0.5:
             return 1e-11
-        return float(heat * self.random.exponential()) if self.random.random() < 0.5 else 1e-11
+        return -heat * log(1.0 - self._roll())
 
-    def _place(self, pod: int, heat: float, price: float) -> Spot | None:
-        world = self.world
-        shape = self.shape[pod]
-        home = world.home[pod]
-        worth = self.tables.worth(shape)
-        at_home = home_fits(world, pod)
-        full = self.limit is not None and len(self.displaced) >= self.limit
-        if full:
-            return home if at_home else None
-        noise = self.random.gumbel(size=len(worth)) * (0.3 * heat)
-        score = worth - price * self.cost[pod] + noise
-        if at_home:
-            device = home.devices[0]
-            if np.isfinite(worth[device]) and len(home.devices) == 1:
-                score[device] = max(worth[device] + noise[device], score[device])
+    def _place(self, pod: int, heat: float, price: float, queue: list[int]) -> bool:
+        board = self.board
+        home, shape = self.home[pod], self.shape[pod]
+        old = board.at[home.node]
+        at_home = board.along(old, board.home_code[pod])
+        if self.limit is not None and len(self.displaced) >= self.limit:
+            if at_home == NO:
+                return False
+            self._put(pod, home, at_home)
+            return True
+        worth = board.places(shape)
+        score = self._buffer
+        start = int(self._roll() * POOL)
+        np.multiply(self._gumbel[start : start + len(score)], 0.3 * heat, out=score)
+        score += worth
+        least = -np.inf
+        if at_home != NO:
+            least = board.worth_of(at_home) - board.worth_of(old) + price * self.cost[pod]
+            least += 0.3 * heat * float(self._gumbel[int(self._roll() * POOL)])
         for _ in range(4):
             device = int(score.argmax())
-            if score[device] == -np.inf:
-                return home if at_home else None
-            spot = self.tables.spot(shape, device)
+            if score[device] <= least or score[device] == -np.inf:
+                break
+            spot = board.spot_at(shape, device)
             if spot == home:
-                return home
+                break
             if self.may_move(pod, spot):
-                return spot
+                code = board.code(pod, spot)
+                state = board.along(board.at[spot.node], code)
+                if state == NO:
+                    return False
+                if code not in self._alike or not self._trade(pod, spot, code, state, queue):
+                    self._put(pod, spot, state)
+                return True
             score[device] = -np.inf
-        return home if at_home else None
+        if at_home == NO:
+            return False
+        self._put(pod, home, at_home)
+        return True
+
+    def _trade(self, pod: int, spot: Spot, code: int, state: int, queue: list[int]) -> bool:
+        """Where the chosen place is the home of an equal pod that stands elsewhere, that one goes home and this one
+        takes its place: the same cluster with one move less."""
+        board = self.board
+        for other in self._alike[code]:
+            there = board.spot[other]
+            if other == pod or there == spot:
+                continue
+            if there is None:
+                if other in queue:
+                    queue.remove(other)
+                    self._put(other, spot, state)
+                    queue.append(pod)
+                    return True
+                continue
+            if board.code(pod, there) != board.code(other, there):
+                continue
+            if there != self.home[pod] and not self.may_move(pod, there):
+                continue
+            self._was.setdefault(other, there)
+            self._before.setdefault(there.node, board.at[there.node])
+            board.on_node[there.node].remove(other)
+            self.displaced.pop(other, None)
+            self._put(other, spot, state)
+            self._put(pod, there, board.at[there.node])
+            return True
+        return False
 
     def _choose(self) -> list[int]:
         """Related pods to take out: of one or two nodes, moved ones, or a pod with those of its device."""
-        random, world = self.random, self.world
-        want = 1 + int(random.integers(self.most_out))
-        first = int(random.integers(self.pods))
+        board, roll = self.board, self._roll
+        want = 1 + int(roll() * self.most_out)
         moved = list(self.displaced)
-        if moved and random.random() < 0.4:
-            first = moved[int(random.integers(len(moved)))]
+        if moved and roll() < 0.4:
+            first = moved[int(roll() * len(moved))]
+        else:
+            first = int(roll() * self.pods)
         out = [first]
-        near = list(world.on_node[world.spot[first].node])  # type: ignore[union-attr]
+        near = board.on_node[board.spot[first].node]  # type: ignore[union-attr]
         while len(out) < want:
-            dice = random.random()
+            dice = roll()
             if dice < 0.35 and len(near) > 1:
-                pod = near[int(random.integers(len(near)))]
+                pod = near[int(roll() * len(near))]
             elif dice < 0.6 and moved:
-                pod = moved[int(random.integers(len(moved)))]
+                pod = moved[int(roll() * len(moved))]
             else:
-                pod = int(random.integers(self.pods))
-                near = list(world.on_node[world.spot[pod].node])  # type: ignore[union-attr]
+                pod = int(roll() * self.pods)
+                near = board.on_node[board.spot[pod].node]  # type: ignore[union-attr]
             if pod in out:
                 want -= 1
                 continue
@@ -227,13 +338,19 @@ class Lns:
 
     def _restore(self, wanted: dict[int, Spot]) -> None:
         """Puts every pod where ``wanted`` has it, all others home."""
-        world = self.world
-        change = [p for p in {*self.displaced, *wanted} if world.spot[p] != wanted.get(p, world.home[p])]
-        for pod in sorted(change):
-            self.world.lift(pod)
-        for pod in sorted(change):
-            self.world.put(pod, wanted.get(pod, world.home[pod]))
+        board = self.board
+        self._before, self._was = {}, {}
+        change = sorted(p for p in {*self.displaced, *wanted} if board.spot[p] != wanted.get(p, self.home[p]))
+        for pod in change:
+            self._lift(pod)
+        for pod in change:
+            spot = wanted.get(pod, self.home[pod])
+            state = board.along(board.at[spot.node], board.code(pod, spot))
+            assert state != NO
+            self._put(pod, spot, state)
+        board.total, board.extra = board.shift(self._before)
         self.displaced = dict.fromkeys(sorted(wanted))
+        self.value = board.now
 
 
 def home_fits(world: World, pod: int) -> bool:
