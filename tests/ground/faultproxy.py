@@ -17,7 +17,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -45,11 +45,18 @@ class Fault:
     cut_after: float | None = None
     """The answer (a watch) is cut off after that many seconds."""
     times: int | None = None
+    skip: int = 0
+    """So many matching requests pass first."""
+    then: Callable[[], None] | None = None
+    """Called at the moment of the fault: before the server sees the request, or after it (``lose_answer``)."""
     hits: int = 0
 
     def matches(self, method: str, path: str) -> bool:
         left = self.times is None or self.hits < self.times
-        return left and self.method in ("*", method) and bool(self.path.search(path))
+        if not (left and self.method in ("*", method) and self.path.search(path)):
+            return False
+        self.skip -= 1
+        return self.skip < 0
 
 
 class Closed(Exception):
@@ -208,6 +215,8 @@ class FaultProxy:
                 fault.hits += 1
         if fault:
             time.sleep(fault.delay)
+            if fault.then and not fault.lose_answer:
+                fault.then()
             if fault.drop:
                 raise Closed
             while fault.hang and not self._closed.wait(0.1):
@@ -225,6 +234,8 @@ class FaultProxy:
         if fault and fault.lose_answer:
             for _ in upstream.body(answer, answer_to=method):
                 break
+            if fault.then:
+                fault.then()
             raise Closed
         if fault and fault.cut_after is not None:
             timer = threading.Timer(fault.cut_after, upstream.sock.shutdown, [socket.SHUT_RDWR])
