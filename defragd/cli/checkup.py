@@ -328,7 +328,12 @@ def gates(patient: Patient) -> Iterator[Finding]:
 
 def _alive(spec: dict[str, Any], now: datetime) -> bool:
     renewed = _time(spec.get("renewTime"))
-    return renewed is not None and now - renewed < timedelta(seconds=2 * int(spec.get("leaseDurationSeconds") or 15))
+    held = bool(spec.get("holderIdentity"))  # one that ended in order empties its lease
+    return (
+        held
+        and renewed is not None
+        and now - renewed < timedelta(seconds=2 * int(spec.get("leaseDurationSeconds") or 15))
+    )
 
 
 def _time(text: Any) -> datetime | None:

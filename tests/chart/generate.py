@@ -1,5 +1,5 @@
-"""Writes what is derived in the chart: values.schema.json, the table in README.md, the dashboard, and the copies
-of the CRDs.
+"""Writes what is derived in the chart: values.schema.json, the table in README.md, the dashboard, the policy
+reference, and the copies of the CRDs.
 
     python -m tests.chart.generate [--check]
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from tests.chart import dashboard
+from tests.chart import dashboard, policy_reference
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "chart"
@@ -122,6 +122,7 @@ def files() -> dict[Path, str]:
         CHART / "README.md": readme,
     }
     out[CHART / "files" / "dashboard.json"] = dashboard.text()
+    out[CHART / "docs" / "policies.md"] = policy_reference.text()
     for crd in sorted((ROOT / "crds").glob("*.yaml")):
         out[CHART / "files" / "crds" / crd.name] = crd.read_text()
     return out
