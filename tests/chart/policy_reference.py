@@ -16,10 +16,10 @@ HEAD = """\
 
 *Generated from the model by `python -m tests.chart.generate`; do not edit.*
 
-A policy is a YAML file (several documents are fine) in the directory that `--policies` names, or an entry of the chart's
-value `policies`. It is reloaded when it changes; a broken edit keeps the last good version in force and says so. Unknown
-fields are refused with file, line and the nearest valid name: `defragd policy validate FILE`. A field that is absent has
-the default shown; `null` means unlimited or off where the type allows it. Durations are `30s`, `15m`, `2h`, `1d`.
+A policy is a YAML file (several documents are fine) in the directory that `--policies` names, or an entry of the
+chart's value `policies`. It is reloaded when it changes; a broken edit keeps the last good version in force and says
+so. Unknown fields are refused with file, line and the nearest valid name: `defragd policy validate FILE`. A field that
+is absent has the default shown; `null` means unlimited or off where the type allows it. Durations: `30s`, `15m`, `2h`.
 
 Ready examples, one per strategy: [policies/](../../policies/).
 
