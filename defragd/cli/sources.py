@@ -116,11 +116,11 @@ def read_cluster(
     from defragd.hami.config import HamiConfig
     from defragd.kube.client import Client
     from defragd.kube.cluster import read_snapshot
-    from defragd.kube.discovery import read_device_config
+    from defragd.kube.discovery import read_installation
 
     client = Client.from_kubeconfig(kubeconfig, context)
     try:
-        config = config or read_device_config(client, hami_namespace, "hami-scheduler-device")
+        config = config or read_installation(client, hami_namespace, "hami-scheduler-device")
         return read_snapshot(client, config=config or HamiConfig())
     finally:
         client.close()

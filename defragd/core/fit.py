@@ -36,11 +36,12 @@ from defragd.core.vendor import Vendor
 
 @dataclass(frozen=True, slots=True)
 class FitConfig:
-    """``as_hami``: predict HAMi exactly, with its own books (not the true use), without our holds, and believing
-    devices that we distrust. ``obey_pin``: our own pin and steering on the pod count (they are there for HAMi)."""
+    """Policies: "" = those of the snapshot. ``as_hami``: predict HAMi exactly, with its own books (not the true use),
+    without our holds, and believing devices that we distrust. ``obey_pin``: our own pin and steering on the pod count
+    (they are there for HAMi)."""
 
-    node_policy: str = "binpack"
-    device_policy: str = "spread"
+    node_policy: str = ""
+    device_policy: str = ""
     as_hami: bool = False
     obey_pin: bool = False
     holds: bool = True
@@ -177,7 +178,7 @@ class _Stage:
     def _container(self, requests: list[DeviceRequest], spots: list[Spot]) -> str:
         first = self.pod.selection
         rate(spots, requests, _weights(first))
-        order = Order.of(first.device_policy or self.config.device_policy)
+        order = Order.of(first.device_policy or self.config.device_policy or self.snapshot.device_policy)
         for request in requests:
             facts = self.vendors[request.vendor]
             selection = self.pod.selections.get(request.vendor, first)
@@ -306,9 +307,8 @@ def fit_pod(
         over = _sidecars_overbook(pod, base, allocations)
         if over:
             return _refuse(over, Reason.DEVICE_FULL)
-    score = f32(
-        node_score(base) + node_bonus(here, pod, slots, base, vendors, pod.selection.node_policy or config.node_policy)
-    )
+    policy = pod.selection.node_policy or config.node_policy or snapshot.node_policy
+    score = f32(node_score(base) + node_bonus(here, pod, slots, base, vendors, policy))
     layout = tuple((word, tuple(len(entry.picks) for entry in row)) for word, row in slots.items())
     return Fit(ok=True, allocations=allocations, score=float(score), mig=_mig(slots), layout=layout)
 
@@ -366,6 +366,6 @@ def choose_node(
     good = {name: np.float32(fit.score) for name, fit in fits.items() if fit.ok}
     if not good:
         return Choice((), fits)
-    policy = pod.selection.node_policy or config.node_policy
+    policy = pod.selection.node_policy or config.node_policy or snapshot.node_policy
     best = min(good.values()) if policy == "spread" else max(good.values())
     return Choice(tuple(name for name, score in good.items() if score == best), fits)

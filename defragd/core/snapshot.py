@@ -86,6 +86,9 @@ class Snapshot:
     known: frozenset[str] = frozenset()
     problems: tuple[Problem, ...] = ()
     taken_at: datetime | None = None
+    node_policy: str = "binpack"
+    device_policy: str = "spread"
+    """HAMi's policies by flag, for pods that name none themselves."""
 
     @cached_property
     def devices(self) -> dict[str, Device]:

@@ -29,7 +29,7 @@ from defragd.hami.vendors import managed_resources, vendors_for
 from defragd.kube.certs import CertKeeper, ServingPair, hosts_of_url, service_hosts
 from defragd.kube.client import Client
 from defragd.kube.cluster import KubeCluster, SystemClock
-from defragd.kube.discovery import ServerVersion, read_device_config, require_resources, server_version
+from defragd.kube.discovery import ServerVersion, read_installation, require_resources, server_version
 from defragd.kube.events import KubeEvents
 from defragd.kube.heartbeats import KubeHeartbeats
 from defragd.kube.leader import LeaderElector
@@ -190,7 +190,7 @@ class _Daemon:
                 f"our account on {client.server} may not {', '.join(missing)}; grant it as the chart's roles do"
             )
         hami = self._settings.hami
-        config = read_device_config(client, hami.namespace, hami.device_config_map)
+        config = read_installation(client, hami.namespace, hami.device_config_map)
         self._hook("cluster", {"server": client.server, "version": version.text, "hami_config": config is not None})
         return version, config
 

@@ -12,6 +12,7 @@ import yaml
 from defragd.core.placement import GROUP, PLURAL, VERSION
 from defragd.errors import ClusterError, ConfigError, Forbidden, MissingResource
 from defragd.hami.config import HamiConfig, parse_device_config
+from defragd.hami.installation import with_deployments
 from defragd.kube.client import Client
 from defragd.kube.runs import PLURAL as RUNS
 
@@ -84,3 +85,16 @@ def read_device_config(client: Client, namespace: str, name: str) -> HamiConfig 
     if not isinstance(document, dict):
         raise ConfigError(f"{place} is no mapping")
     return parse_device_config(document)
+
+
+def read_installation(client: Client, namespace: str, name: str) -> HamiConfig | None:
+    """`read_device_config`, completed by what HAMi's scheduler Deployment says (version, policies by flag); None where
+    neither can be read."""
+    config = read_device_config(client, namespace, name)
+    try:
+        found = client.get_json(f"/apis/apps/v1/namespaces/{namespace}/deployments").get("items") or ()
+    except (MissingResource, Forbidden):
+        return config
+    known = config or HamiConfig()
+    completed = with_deployments(known, found)
+    return config if completed is known else completed

@@ -73,6 +73,7 @@ class Translation:
                 problems=tuple(self._all_problems(problem for _, found in nodes.values() for problem in found)),
                 taken_at=now,
                 checks=self._checks,
+                config=self._config,
             )
 
     def known(self) -> frozenset[str]:

@@ -220,3 +220,14 @@ def test_mutex_alone_orders_by_use_even_with_a_numa_bind(policy, says) -> None:
     snapshot = world([node("n1", [device("free"), device("used", numa=1, index=1)])], [held("e", "used", 1000, 10)])
     asking = pod("p", [{"nvidia.com/gpu": "2", "nvidia.com/gpumem": "100"}], annotations=notes)
     assert fit(snapshot, asking, config=FitConfig(as_hami=True)).text == says
+
+
+def test_a_policy_by_flag_counts_where_the_pod_names_none() -> None:
+    """The snapshot carries HAMi's flags; a pod's own annotation goes before them."""
+    snapshot = two_devices(held("e", "g0", 1000, 10))
+    packed = replace(snapshot, device_policy="binpack")
+    assert fit(snapshot, pod("p", [SLICE])).allocations[0].uuid == "g1"
+    assert fit(packed, pod("p", [SLICE])).allocations[0].uuid == "g0"
+    notes = {"hami.io/gpu-scheduler-policy": "spread"}
+    assert fit(packed, pod("p", [SLICE], annotations=notes)).allocations[0].uuid == "g1"
+    assert fit(packed, pod("p", [SLICE]), config=FitConfig(device_policy="spread")).allocations[0].uuid == "g1"

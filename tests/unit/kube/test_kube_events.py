@@ -128,6 +128,29 @@ def test_hamis_configuration(api, tmp_path):
             read()
 
 
+DEPLOYMENTS = "/apis/apps/v1/namespaces/kube-system/deployments"
+
+
+def test_an_installation_is_its_configuration_and_its_flags(api, tmp_path):
+    client = api.client(tmp_path)
+    read = lambda: discovery.read_installation(client, "kube-system", "hami-scheduler-device")
+    assert read() is None
+    command = ["scheduler", "--device-config-file=/x", "--gpu-scheduler-policy=binpack"]
+    pod = {"containers": [{"image": "projecthami/hami:v2.7.1", "command": command}]}
+    deployed = (200, {"items": [{"spec": {"template": {"spec": pod}}}]})
+    named = (200, {"data": {"device-config.yaml": "nvidia:\n  resourceCountName: x.io/gpu\n"}})
+    closed = (403, {"message": "no"})
+    for maps, deployments, wanted in (
+        (closed, deployed, ("2.7", "binpack", "nvidia.com/gpu")),
+        (named, deployed, ("2.7", "binpack", "x.io/gpu")),
+        (named, closed, ("2.10", "spread", "x.io/gpu")),
+    ):
+        api.answer("GET", CONFIG_MAP, *maps)
+        api.answer("GET", DEPLOYMENTS, *deployments)
+        found = read()
+        assert (found.version, found.device_policy, found.nvidia.count) == wanted
+
+
 def test_a_closed_discovery_does_not_stop_the_start(api, tmp_path):
     api.answer("GET", GROUP, 403, {"message": "no"})
     discovery.require_resources(api.client(tmp_path))
