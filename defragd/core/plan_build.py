@@ -20,6 +20,7 @@ from defragd.core.model import Pod
 from defragd.core.moves import expand, landed, make_step, make_yard
 from defragd.core.pdb import Ledger
 from defragd.core.plan import Move, Place, PlanReply, PlanRequest, Refusal, Score
+from defragd.core.plan_notes import hole_note
 from defragd.core.reasons import Reason
 from defragd.core.score import score_books
 from defragd.core.strategy import Proposal, Scene
@@ -46,6 +47,8 @@ class Build:
         self.exact = Exact(scene.snapshot, scene.vendors)
         self.ledger = Ledger.of(scene.snapshot, partial=True)
         self.floor = Floor.of(scene.snapshot, self.ledger, partial=True)
+        self._cycles: dict[str, Refusal] = {}
+        """Pods of exchanges that would have been better, had all of them been allowed out at once."""
         self.before = score_books(scene.arena.fleet, scene.arena.books, scene.yardstick)
 
     # -- order and proof -----------------------------------------------------------------------------------------------
@@ -75,7 +78,12 @@ class Build:
 
     def orderable(self, places: Mapping[str, Place]) -> int | None:
         """`Scene.orderable` for these places."""
-        found = self.order(self.steps(places))
+        steps = self.steps(places)
+        found = self.order(steps)
+        for index, (reason, detail) in found.dropped.items():
+            if reason is Reason.CYCLE_NEEDS_BOTH_OUT:
+                pod = steps[index].pod.key
+                self._cycles.setdefault(pod, Refusal(pod, reason, detail))
         return None if found.dropped else len(found.group)
 
     def reply(self, proposal: Proposal) -> tuple[PlanReply, frozenset[tuple[str, str]]]:
@@ -233,8 +241,13 @@ class Build:
         refused = {**scene.standing}
         refused.update({item.object: item for item in proposal.refused})
         refused.update(draft.refused)
+        for key, why in self._cycles.items():
+            if key in refused and refused[key].reason in (Reason.NO_PLACE, Reason.NO_GAIN):
+                refused[key] = why
         for key in draft.places:
             refused.pop(key, None)
+        hole = hole_note(fleet, scene.arena.books, books) if draft.places else ""
+        notes = [*draft.notes, *([hole] if hole else []), *scatter_hints(scene.snapshot)]
         return PlanReply(
             policy=self.request.policy,
             strategy=self.request.strategy,
@@ -245,7 +258,7 @@ class Build:
             waves=tuple(tuple(name[i] for i in wave) for wave in found.waves),
             refused=tuple(sorted(refused.values(), key=lambda item: item.object)),
             warnings=(*warnings(scene.snapshot), *self.ledger.warnings(), *_problems(scene)),
-            notes=tuple(dict.fromkeys([*draft.notes, *scatter_hints(scene.snapshot)])),
+            notes=tuple(dict.fromkeys(notes)),
             stopped=draft.stopped,
             freed_devices=int((books.slots == 0).sum() - (held == 0).sum()),
             freed_nodes=_idle_nodes(books.slots, fleet.first) - _idle_nodes(held, fleet.first),

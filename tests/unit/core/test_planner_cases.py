@@ -22,6 +22,7 @@ def test_enough_in_sum_too_little_on_any_device():
     assert move.source.node == move.target.node == "n1"
     assert move.source.devices != move.target.devices
     assert reply.freed_devices == 1
+    assert "idle device memory: 28 GiB in sum, largest hole 14 GiB -> 24 GiB" in reply.notes
 
 
 @pytest.mark.parametrize("strategy", ["make-room"])
@@ -151,6 +152,9 @@ def test_group_that_no_limit_can_bear_is_not_made(budgets):
         rules = replace(rules, budgets=replace(rules.budgets, concurrent=1))
     reply = make_plan(world(STUCK, budgets=budgets), rules=rules)
     assert reply.moves == ()
+    if budgets is None:
+        bound = [item for item in reply.refused if item.reason == Reason.CYCLE_NEEDS_BOTH_OUT]
+        assert len(bound) >= 2 and all("budgets.concurrent = 1" in item.detail for item in bound)
 
 
 def test_third_device_is_a_buffer():
