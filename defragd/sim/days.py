@@ -137,12 +137,14 @@ class Days:
 
     def play(self) -> Outcome:
         """Everything until the end of the span."""
-        retry = 0.0
+        retry = RETRY_SECONDS
         while self._events and self._events[0][0] <= self._end:
             at, _, what = heapq.heappop(self._events)
-            if self._freed and self._pending and at - retry >= RETRY_SECONDS:
-                retry = at
-                self._retry(at)
+            # on a grid of its own, so that a policy that does nothing changes nothing
+            while retry <= at:
+                if self._freed and self._pending:
+                    self._retry(retry)
+                retry += RETRY_SECONDS
             what(at)
             self._progress(at / DAY)
         for key, since in self._pending.items():

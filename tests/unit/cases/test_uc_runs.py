@@ -38,7 +38,10 @@ def test_uc07_a_large_workload_slow_to_stop(limit: int, done: int) -> None:
     at = [(n.name, d) for n in nodes for d in range(5)]
     apps = [
         App("w", at, memory_mib=20 * GIB, min_available=55, grace_seconds=400),
-        *(App(f"keep{i}", [(f"s{i}", 0)], memory_mib=2 * GIB) for i in range(4)),
+        *(
+            App(f"keep{i}", [(f"s{i}", 0)], memory_mib=2 * GIB, annotations={"defragd.io/do-not-move": "true"})
+            for i in range(4)
+        ),
     ]
     budgets = replace(
         FAST.budgets, concurrent=None, per_source_node=Cap(), per_target_node=Cap(), per_workload=Cap(),

@@ -87,6 +87,12 @@ def test_policies_lower_fragmentation_on_the_same_demand(world: Snapshot) -> Non
     assert with_policy.mean_loss < without.mean_loss
 
 
+def test_a_policy_that_does_nothing_changes_nothing(world: Snapshot) -> None:
+    full = Demand(turnover=0.3, growth=1.3)
+    idle = policy("  gain: {total: 1000000}\n")
+    assert play(world, idle, demand=full).out.samples == play(world, demand=full).out.samples
+
+
 def test_budgets_and_cooldowns_hold(world: Snapshot) -> None:
     out = play(world, policy("  budgets: {total: 3}\n"), demand=Demand(turnover=0.3)).out
     assert 0 < out.moves <= 3 * 4
