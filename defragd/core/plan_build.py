@@ -241,9 +241,9 @@ class Build:
         refused = {**scene.standing}
         refused.update({item.object: item for item in proposal.refused})
         refused.update(draft.refused)
-        for key, why in self._cycles.items():
+        for key, cycle in self._cycles.items():
             if key in refused and refused[key].reason in (Reason.NO_PLACE, Reason.NO_GAIN):
-                refused[key] = why
+                refused[key] = cycle
         for key in draft.places:
             refused.pop(key, None)
         hole = hole_note(fleet, scene.arena.books, books) if draft.places else ""
