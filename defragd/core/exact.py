@@ -54,6 +54,9 @@ class Exact:
         fit = fit_pod(world, pod, place.node, vendors=self.vendors, devices=uuids, without=without, config=FitConfig())
         if not fit.ok:
             return None, Refusal(pod.key, fit.reason or Reason.DEVICE_FULL, f"{place.node}: {fit.text}")
+        if _alike(pod) and _devices(fit.allocations) == _devices(wanted.allocations):
+            # some backends book other figures than were asked (units of the device, the slice of a profile)
+            return replace(wanted, allocations=fit.allocations), None
         if not _same(fit.allocations, wanted.allocations):
             return None, Refusal(
                 pod.key,
@@ -103,6 +106,15 @@ class Exact:
                 during[f"{pod.key}{ARRIVAL}"] = replace(there, name=f"{pod.name}{ARRIVAL}", uid=f"{pod.uid}{ARRIVAL}")
             moved.update(arrived)
         return {key: pod for key, pod in moved.items() if pod is not None}, None
+
+
+def _alike(pod: Pod) -> bool:
+    """All containers that ask for devices ask for the same: no matter which of them gets which device."""
+    return len({(r.init, r.vendor, r.count, r.memory_mib, r.memory_pct, r.cores) for r in pod.requests}) == 1
+
+
+def _devices(allocations: tuple[Allocation, ...]) -> list[str]:
+    return sorted(a.uuid for a in allocations)
 
 
 def _same(found: tuple[Allocation, ...], wanted: tuple[Allocation, ...]) -> bool:

@@ -56,7 +56,8 @@ def test_handshake() -> None:
 
 
 def test_image_of_the_scheduler() -> None:
-    containers = [{"image": "registry.example/kube-scheduler:v1.31"}, {"image": "registry.example/projecthami/hami:v2.10.0"}]
+    images = ("registry.example/kube-scheduler:v1.31", "registry.example/projecthami/hami:v2.10.0")
+    containers = [{"image": image} for image in images]
     deployment = {"spec": {"template": {"spec": {"containers": containers}}}}
     assert scheduler_image(deployment) == "registry.example/projecthami/hami:v2.10.0"
     assert scheduler_image({}) == ""
