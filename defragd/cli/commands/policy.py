@@ -1,4 +1,4 @@
-"""`defragd policy validate|list|schedule|show|schema`."""
+"""`defragd policy validate|list|schedule|explain|show|schema`."""
 
 from __future__ import annotations
 
@@ -171,6 +171,29 @@ def schedule(files: tuple[str, ...], now: datetime | None, count: int, output: s
     for problem in found.warnings:
         click.echo(f"warning: {problem}", err=True)
     emit(items, output, text=text)
+
+
+@command.command("explain")
+@click.argument("policy", metavar="FILE|NAME")
+@sources.policies_option
+@sources.now_option
+@output_option("table", "json", "yaml")
+def explain(policy: str, policies: tuple[str, ...], now: datetime | None, output: str) -> None:
+    """A policy in plain sentences: when it runs, what starts it, whom it leaves alone, how much it may do."""
+    from defragd.policy import words
+
+    loaded, _ = sources.find_policy(policy, policies)
+    sections = words.explain(loaded, sources.present(now))
+
+    def text(wide: bool) -> str:
+        lines = [f"{loaded.name} ({loaded.source})"]
+        for heading, sentences in sections:
+            lines += [f"{heading}:", *(f"  - {sentence}" for sentence in sentences)]
+        return "\n".join(lines)
+
+    for problem in loaded.warnings:
+        click.echo(f"warning: {problem}", err=True)
+    emit({"policy": loaded.name, "source": loaded.source, **words.as_value(sections)}, output, text=text)
 
 
 @command.command("show")
