@@ -129,7 +129,8 @@ class Board:
                 limit = np.zeros(self.aim.classes)
             else:
                 limit = np.minimum((cpu + SLACK) / self.aim.cpu_divisor, (host + SLACK) / self.aim.host_divisor)
-                np.floor(limit, out=limit)
+                # objectives without request classes (devices, nodes) have no features to limit
+                limit = np.floor(limit[: self.aim.classes])
             self._limits[cpu, host] = limit
         return limit
 
