@@ -31,6 +31,8 @@ from defragd.core.run import MoveState, Run, RunMove
 ENDED_MOVES = frozenset({MoveState.DONE, MoveState.FAILED, MoveState.REFUSED, MoveState.DROPPED})
 LOST_MOVES = frozenset({MoveState.FAILED, MoveState.REFUSED, MoveState.DROPPED})
 
+_UNDISTURBED = frozenset({MoveState.REFUSED, MoveState.DROPPED})
+
 DAY = timedelta(days=1)
 UNSEEN = timedelta(seconds=20)
 """A placement that we created but that no watch has shown for so long was never created: the move waits again."""
@@ -192,14 +194,15 @@ def foreign_entries(placements: Iterable[Placement], pods: Mapping[str, Pod], *,
 
 
 def moves_lately(runs: Iterable[Run], now: datetime) -> tuple[dict[str, int], dict[str, datetime]]:
-    """Moves of the last 24 h per workload, and when each workload's latest move ended (for the cooldown)."""
+    """Moves of the last 24 h per workload, and when each workload's latest move ended (for the cooldown). A refused
+    move disturbed nobody, so it counts nothing."""
     count: dict[str, int] = {}
     last: dict[str, datetime] = {}
     for run in runs:
         plan = moves_of(run)
         for state in run.moves:
             move = plan.get(state.id)
-            if move is None or state.started is None or not state.placement:
+            if move is None or state.started is None or not state.placement or state.state in _UNDISTURBED:
                 continue
             workload = move.workload or move.pod
             if now - state.started < DAY:

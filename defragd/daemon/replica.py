@@ -312,6 +312,7 @@ class Replica:
                 p.clock,
                 vendors=self._vendors,
                 history=lambda: moves_lately(p.runs.list(), p.clock.now())[0],
+                last_moved=lambda: moves_lately(p.runs.list(), p.clock.now())[1],
             ),
             live={"loops": self.loops.health},
             ready=checks,

@@ -263,6 +263,17 @@ def _doubts(policy: LoadedPolicy, now: datetime) -> list[Fault]:
     if spec.execution.timeouts.start.total_seconds() < HAMI_LOCK_EXPIRY_S:
         text = "shorter than the 5m after which HAMi drops a left node lock; slow binds will count as failed"
         said.append((("spec", "execution", "timeouts", "start"), text))
+    on = spec.trigger.start_on
+    for name, wanted, strategy in (
+        ("pendingPods", on.pending_pods, "make-room"),
+        ("unhealthyDevices", on.unhealthy_devices, "gpu-drain"),
+    ):
+        others = ("best-fit", "gpu-drain", "node-drain", "make-room")
+        if wanted is not None and policy.strategy in others and policy.strategy != strategy:
+            text = f"{policy.strategy} does not aim at that; {strategy} does"
+            said.append((("spec", "trigger", "startOn", name), text))
+    if spec.free.deletion_cost and policy.mode == "DryRun":
+        said.append((("spec", "free", "deletionCost"), "has no effect in mode DryRun"))
     arrivals = spec.budgets.per_target_node.in_flight
     if not isinstance(arrivals, int) or arrivals > 1:
         text = "HAMi binds one pod at a time on a node; more than 1 arrival in flight has no use"

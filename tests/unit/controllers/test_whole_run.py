@@ -331,3 +331,26 @@ def test_a_run_whose_creator_died_before_its_first_status_is_taken_up(mode: str)
         assert {m.state for m in record.moves} == {MoveState.DONE}
     else:
         assert (record.phase, world.cluster.evictions) == (phase, [])
+
+
+def test_one_ledger_over_all_policies() -> None:
+    """What one policy moved today is gone from every other's limit per day, at plan time, across a restart."""
+    world = World(demo(), rules=with_rules(per_day=2))
+    first = consolidate(world)
+    assert len(world.run_record(first).moves) == 2
+    world.cluster.advance(1)
+    other = replace(world.job(), name="other")
+    second = world.boot().planning.plan_policy(other)
+    assert not second.moves
+    assert any(r["reason"] == Reason.OVER_BUDGET and "perDay = 2" in r["detail"] for r in second.plan["refused"])
+
+
+def test_a_refused_move_starts_no_cooldown() -> None:
+    from defragd.core.run_moves import moves_lately
+
+    world = World(small())
+    run = world.run_record(consolidate(world))
+    now = world.cluster.clock.now()
+    assert moves_lately([run], now)[1]
+    refused = replace(run, moves=tuple(replace(m, state=MoveState.REFUSED) for m in run.moves))
+    assert moves_lately([refused], now) == ({}, {})

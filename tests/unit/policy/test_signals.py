@@ -171,3 +171,19 @@ def test_unknown_fragmentation_starts_nothing() -> None:
     watch = Watch(HIGH)
     assert [watch.look(loss=None) for _ in range(60)] == [""] * 60
     assert FRAGMENTATION not in {run.trigger for run in watch.runs}
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("strategy: {name: best-fit}\n  trigger: {startOn: {pendingPods: {}}}", "make-room does"),
+        ("strategy: {name: make-room}\n  trigger: {startOn: {unhealthyDevices: {}}}", "gpu-drain does"),
+        ("strategy: {name: best-fit}\n  free: {deletionCost: true}", "no effect in mode DryRun"),
+        ("strategy: {name: make-room}\n  trigger: {startOn: {pendingPods: {}}}", ""),
+    ],
+)
+def test_what_is_hardly_meant_is_told(spec: str, text: str) -> None:
+    found = load_text(f"apiVersion: defragd/v1\nkind: DefragPolicy\nmetadata: {{name: p}}\nspec:\n  {spec}\n")
+    assert not found.errors
+    said = " ".join(str(warning) for warning in found.warnings)
+    assert text in said if text else not said
