@@ -42,6 +42,9 @@ TAKEN_AT = "defragd.io/taken-at"
 _NOT_IN_FILE = "not in the file"
 _GZIP = b"\x1f\x8b"
 
+CLUSTER_WIDE = frozenset({"Node", "Namespace", "PersistentVolume"})
+"""Kinds in no namespace."""
+
 
 class _ListMeta(msgspec.Struct):
     annotations: dict[str, str] | None = None
@@ -109,6 +112,8 @@ def load_stores(path: str) -> tuple[dict[str, Store[Any]], Mapping[str, str] | N
             broken = decoders[kind].broken(raw, err)
             problems[kind][broken.key] = broken.problem
             continue
+        if kind not in CLUSTER_WIDE and not item.metadata.namespace:
+            item.metadata.namespace = "default"  # as kubectl reads manifests without one
         items[kind][key_of(item.metadata.namespace, item.metadata.name)] = (item, item.metadata.resource_version)
     if not items["Node"] and not problems["Node"]:
         there = ", ".join(sorted(seen)) or "nothing"
