@@ -8,13 +8,14 @@
 --configs  control planes started one after another, the second and later ones with random flags and defaults.
 
 A verdict is one comparison: what admission makes of a pod, one pod on one node (fits or not, reason text, devices,
-annotations), or the node chosen of all. Exit 1 when one differs. --out FILE keeps shrunk records for
-`tests.replay_traces`.
+annotations), or the node chosen of all. Exit 1 when one differs. --out FILE keeps the shrunk records, --keep FILE.gz
+all of them with the answers, for `tests.replay_traces`.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import sys
 import time
@@ -76,13 +77,23 @@ def compare(side: Side, record: Raw, *, patience: int = 1) -> tuple[Tally, Raw]:
 
 
 def run(
-    side: Side, seeds: range, *, patience: int = 1, out: Path | None = None, show: bool = True, tries: int = 400
+    side: Side,
+    seeds: range,
+    *,
+    patience: int = 1,
+    out: Path | None = None,
+    keep: Path | None = None,
+    show: bool = True,
+    tries: int = 400,
 ) -> Tally:
     """All worlds of ``seeds``; every disagreement is shrunk by ``tries`` questions and, with ``show``, printed."""
     total = Tally()
     for seed in seeds:
         record = side.world(Random(seed))
-        tally, _ = compare(side, record, patience=patience)
+        tally, given = compare(side, record, patience=patience)
+        if keep:
+            with gzip.open(keep, "at", encoding="utf-8") as file:
+                file.write(json.dumps(given, separators=(",", ":")) + "\n")
         for kind, counts in tally.counts.items():
             total.counts[kind].update(counts)
         total.deviations += [f"seed {seed}: {text}" for text in tally.deviations]
@@ -127,6 +138,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--kind", default="")
     parser.add_argument("--configs", type=int, default=1)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--keep", type=Path)
     parser.add_argument("--tries", type=int, default=None, help="questions spent on shrinking one disagreement")
     options = parser.parse_args(arguments)
     total, started = Tally(), time.monotonic()
@@ -142,7 +154,7 @@ def main(arguments: list[str]) -> int:
                 side = stack.enter_context(Running(path, kind=options.kind, config=config))
             patience, tries = (1, 400) if options.hami == "stand-in" else (4, 30)
             tries = tries if options.tries is None else options.tries
-            part = run(side, seeds, patience=patience, out=options.out, tries=tries)
+            part = run(side, seeds, patience=patience, out=options.out, keep=options.keep, tries=tries)
         for kind, counts in part.counts.items():
             total.counts[kind].update(counts)
         total.deviations += part.deviations
