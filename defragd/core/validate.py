@@ -17,7 +17,7 @@ from defragd.core.fit import fit_pod
 from defragd.core.kube_fit import kube_fit
 from defragd.core.model import Allocation, Device, Node, Pod, Resources
 from defragd.core.pdb import Ledger
-from defragd.core.placement import RUN_LABEL, Placement
+from defragd.core.placement import RUN_LABEL, Placement, Step
 from defragd.core.placement_holds import tag
 from defragd.core.placement_pin import unpinned
 from defragd.core.reasons import Reason
@@ -148,7 +148,7 @@ def target(snapshot: Snapshot, placement: Placement, *, prefer: Collection[str] 
     if not node.schedulable:
         return no(Reason.NODE_UNSCHEDULABLE, f"node {node.name} is cordoned")
     devices: list[Device] = []
-    for wanted in spec.gpu_devices:
+    for wanted in promised(placement) or spec.gpu_devices:
         device = resolve(node, wanted, prefer)
         if device is None:
             return no(Reason.DEVICE_UNKNOWN, _unknown(snapshot, node, wanted))
@@ -164,6 +164,14 @@ def target(snapshot: Snapshot, placement: Placement, *, prefer: Collection[str] 
         if device.distrusted:
             return no(Reason.DEVICE_DISTRUSTED, f"{device.uuid} on {node.name}: {device.distrusted}")
     return Validation(True, devices=tuple(devices))
+
+
+def promised(placement: Placement) -> tuple[str, ...]:
+    """UUIDs that were proven for this pod. An index may mean another device by now (one was replaced), which nobody has
+    proven or holds; without a pod to evict the vendor, and so the device, is settled by the pod that comes."""
+    status = placement.status
+    settled = bool(placement.spec.evict_pod) or status.step is Step.PINNED
+    return status.devices if settled and status.step is not Step.NEW else ()
 
 
 def resolve(node: Node, wanted: str, prefer: Collection[str] = ()) -> Device | None:

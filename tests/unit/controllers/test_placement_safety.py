@@ -214,3 +214,17 @@ def test_the_fence_closes_between_decision_and_call(world: EngineWorld) -> None:
     drive(world, replica, other, until=ended(world, key))
     assert world.status(key).phase is Phase.COMPLETED
     assert len(world.evictions) == 1
+
+
+def test_an_index_that_means_another_device_by_now_is_not_pinned(world: EngineWorld) -> None:
+    key, replica = moved(world)
+    world.termination = 2.0
+    drive(world, replica, until=lambda: bool(world.evictions))
+    first, second = world.nodes["n2"].devices
+    world.nodes["n2"] = replace(world.nodes["n2"], devices=(first, replace(second, uuid="GPU-n2-new")))
+    world.touch()
+    drive(world, replica, until=ended(world, key))
+    assert world.status(key).reason == "DeviceUnknown"
+    drive(world, replica, seconds=3)
+    assert not pinned(world)
+    assert not world.gated()
