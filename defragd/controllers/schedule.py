@@ -157,10 +157,12 @@ class Scheduler(Generic[P]):
             if start is not None:
                 self._quiet.pop(name, None)
                 found.append((start, policy))
-            elif policy.suspended or policy.windows.check(now).allowed:
-                # a window that is closed now may still open within a start's deadline, so such a policy stays awake
-                coming = next_starts(policy, now, 1)
-                self._quiet[name] = _Quiet(policy.digest, now, coming[0].utc if coming else None)
+            else:
+                # a window that is closed now may open within a start's deadline: asked again when it does
+                window = policy.windows.check(now)
+                coming = next_starts(policy, now, 1) if policy.suspended or window.allowed else []
+                until = coming[0].utc if coming else None
+                self._quiet[name] = _Quiet(policy.digest, now, until if window.allowed else window.until)
         return found
 
     def last_start(self, policy: str) -> datetime | None:

@@ -11,7 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from defragd.core.run import Run
 from defragd.policy.load import SUFFIXES, Context, load_policies, load_text
 from defragd.policy.loaded import LoadedPolicy, PolicySet
 from defragd.policy.registry import strategies
-from defragd.policy.schedule import next_starts
+from defragd.policy.schedule import Start, next_starts
 from defragd.policy.yaml_source import Problem
 from defragd.ports import Clock, Hook
 from defragd.web.deps import PolicyView, StartView
@@ -66,6 +66,7 @@ class Policies:
         """Errors of files that never were good."""
         self._digest = ""
         self._terms: dict[str, Terms] = {}
+        self._starts: dict[str, tuple[str, datetime, datetime, list[Start]]] = {}
         self._guard = threading.Lock()
         self.beat = clock.monotonic()
 
@@ -191,11 +192,23 @@ class Policies:
             best = latest.get(run.policy)
             if best is None or (run.created or now) > (best.created or now):
                 latest[run.policy] = run
-        views = [_view(held[name], latest.get(name), now) for name in sorted(held)]
+        views = [
+            _view(held[name], latest.get(name), now, self._coming(held[name].policy, now)) for name in sorted(held)
+        ]
         bad: dict[str, list[str]] = {}
         for problem in strangers:
             bad.setdefault(problem.source, []).append(str(problem))
         return views + [PolicyView(name=source, source=source, error="; ".join(e)) for source, e in bad.items()]
+
+    def _coming(self, policy: LoadedPolicy, now: datetime) -> list[Start]:
+        """The next starts, computed once until the first of them has passed: a page of a thousand policies is asked for
+        again and again."""
+        known = self._starts.get(policy.name)
+        if known is None or known[0] != policy.digest or not known[1] <= now < known[2]:
+            starts = next_starts(policy, now, SHOWN_STARTS)
+            known = (policy.digest, now, starts[0].utc if starts else datetime.max.replace(tzinfo=UTC), starts)
+            self._starts[policy.name] = known
+        return known[3]
 
 
 def window_of(policy: LoadedPolicy) -> Callable[[datetime], Permit]:
@@ -230,14 +243,11 @@ def terms_of(policy: LoadedPolicy) -> Terms:
     )
 
 
-def _view(held: Held, latest: Run | None, now: datetime) -> PolicyView:
+def _view(held: Held, latest: Run | None, now: datetime, coming: Sequence[Start]) -> PolicyView:
     policy = held.policy
     spec: dict[str, Any] = policy.document.get("spec", {})
     first = policy.schedules[0] if policy.schedules else None
-    starts = [
-        StartView(start.utc, start.local.isoformat(), start.allowed, start.reason)
-        for start in next_starts(policy, now, SHOWN_STARTS)
-    ]
+    starts = [StartView(start.utc, start.local.isoformat(), start.allowed, start.reason) for start in coming]
     view = PolicyView(
         name=policy.name,
         source=policy.source,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from defragd.core.model import EMPTY
@@ -46,9 +47,9 @@ class LoadedPolicy:
             return trigger.model_copy(update={"min_fragmentation": None})
         return trigger
 
-    @property
+    @cached_property
     def document(self) -> dict[str, Any]:
-        """The policy as its JSON object, defaults filled in."""
+        """The policy as its JSON object, defaults filled in; not to be changed."""
         return self.model.model_dump(mode="json", by_alias=True)
 
 

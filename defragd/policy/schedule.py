@@ -125,6 +125,6 @@ def never_allowed(policy: Scheduled, now: datetime) -> bool:
         return not any(
             policy.windows.check(when).allowed for when in times + [now + timedelta(minutes=97) * k for k in range(120)]
         )
-    starts = (start for when in times for start in next_starts(policy, when, 1))
-    near = next_starts(policy, now, 50)
-    return not any(policy.windows.check(start.utc).allowed for start in itertools.chain(near, starts))
+    near = (when for when, _ in itertools.islice(_all(policy, now), 50))
+    far = (start for when in times for start, _ in itertools.islice(_all(policy, when), 1))
+    return not any(policy.windows.check(start).allowed for start in itertools.chain(near, far))
