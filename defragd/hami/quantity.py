@@ -15,6 +15,8 @@ _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "
 _SUFFIX = {power: suffix for suffix, power in _DECIMAL.items()}
 _SHAPE = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]|[eE][+-]?[0-9]{1,3})?")
 _MAX_INT64 = 2**63 - 1
+_MOST = 2**53
+"""Host amounts beyond this (8 PiB, 9e12 CPUs) are nonsense; cut there, sums over a cluster stay far inside int64."""
 
 
 @lru_cache(maxsize=8192)
@@ -56,7 +58,7 @@ def whole(value: str | int | float | None) -> int | None:
 @lru_cache(maxsize=8192)
 def _ceil(text: str, per_unit: int) -> int:
     found = _parse(text)
-    return -(-found[0] * per_unit // 1) if found else 0
+    return max(-_MOST, min(_MOST, -(-found[0] * per_unit // 1))) if found else 0
 
 
 def milli(value: str | int | float | None) -> int:
