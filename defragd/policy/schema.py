@@ -382,8 +382,8 @@ class FreeSpec(Section):
     """What costs nothing and is done before any eviction. Never in mode DryRun."""
 
     deletion_cost: bool = False
-    """Annotate replicas with controller.kubernetes.io/pod-deletion-cost so that, when a ReplicaSet scales in anyway, the
-    pod goes first whose place helps most. Costs that somebody else wrote are left alone."""
+    """Annotate replicas with controller.kubernetes.io/pod-deletion-cost so that, when a ReplicaSet scales in anyway,
+    the pod goes first whose place helps most. Costs that somebody else wrote are left alone."""
 
 
 class PolicySpec(Section):
