@@ -1,13 +1,13 @@
 """The error tree. Third-party exceptions never leave their adapter; a message is one line with place and mend.
 
-    DefragError
-     ├ ConfigError            settings, flags or files are wrong                     exit 2
-     │  └ PolicyError         a policy file is wrong: file, line, column, nearest name
-     ├ SnapshotError          a snapshot file is not readable as a Kubernetes List   exit 2
-     ├ CodecError             an annotation is not what HAMi writes
-     └ ClusterError           the cluster cannot be read                            exit 3
-        ├ Unreachable, Forbidden, MissingResource
-        └ NotLeader           a write after the lease was lost (the fence)
+DefragError
+ ├ ConfigError            settings, flags or files are wrong                     exit 2
+ │  └ PolicyError         a policy file is wrong: file, line, column, nearest name
+ ├ SnapshotError          a snapshot file is not readable as a Kubernetes List   exit 2
+ ├ CodecError             an annotation is not what HAMi writes
+ └ ClusterError           the cluster cannot be read                            exit 3
+    ├ Unreachable, Forbidden, MissingResource
+    └ NotLeader           a write after the lease was lost (the fence)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs every suite that `make check` leaves out and fails when a test was skipped: a skip hides what was not shown.
 
-    python -m tests.require [pytest arguments]
+python -m tests.require [pytest arguments]
 """
 
 from __future__ import annotations
