@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -48,10 +48,10 @@ class Patient:
 Check = Callable[[Patient], Iterator[Finding]]
 
 
-def examine(patient: Patient) -> list[Finding]:
-    """Every check in turn."""
+def examine(patient: Patient, names: Iterable[str] = ()) -> list[Finding]:
+    """Every check in turn, or those of these names."""
     found: list[Finding] = []
-    for name, check in CHECKS.items():
+    for name, check in ((name, CHECKS[name]) for name in names or CHECKS):
         try:
             found += [Finding(name, f.status, f.detail, f.mend) for f in check(patient)]
         except Forbidden as error:

@@ -18,6 +18,7 @@ PAGES = (*docs.PAGES, ROOT / "README.zh-CN.md")
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in docs.PAGES if docs.BLOCK.search(p.read_text())], ids=lambda p: p.name)
 def test_commands_print_what_the_pages_show(page: Path) -> None:
     assert docs.page(page) == page.read_text(), "run `python -m tests.chart.docs`"

@@ -67,7 +67,7 @@ def test_the_sdist_has_source_chart_and_tests_and_builds_the_same_wheel(built: P
         "chart/files/dashboard.json", "crds/defragruns.yaml", "policies/best-fit.yaml", "Dockerfile",
     ):  # fmt: skip
         assert f"{base}/{wanted}" in names, wanted
-    assert not [n for n in names if "__pycache__" in n or "/.git" in n or "/.venv" in n]
+    assert not [n for n in names if "__pycache__" in n or "/.git/" in n or "/.venv" in n]
     tools = built.parent / "tools" / "bin"
     call(tools / "python", "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "again", cwd=tmp_path / base)
     wheel = f"{base}-py3-none-any.whl"
