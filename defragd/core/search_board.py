@@ -195,6 +195,12 @@ class Board:
             found = self._step[state, code] = self._next(state, code, 1) if self._fits(state, code) else NO
         return found
 
+    def home(self, state: int, code: int) -> int:
+        """The node's state with a pod back that stood there: a node that has less than it holds (its allocatable
+        shrank) takes its own back all the same."""
+        found = self.along(state, code)
+        return found if found != NO else self._next(state, code, 1)
+
     def _next(self, state: int, code: int, sign: int) -> int:
         node, ids, cpu, host, room = self._where[state]
         _, devices, use, shape = self._code[code]
