@@ -17,6 +17,7 @@ from typing import Any
 
 from defragd.controllers.execution import Terms
 from defragd.controllers.planning import Job
+from defragd.core.breaker import open_breakers, told
 from defragd.core.pdb import YES, Permit
 from defragd.core.reasons import Reason
 from defragd.core.rules import Rules
@@ -192,9 +193,12 @@ class Policies:
             best = latest.get(run.policy)
             if best is None or (run.created or now) > (best.created or now):
                 latest[run.policy] = run
-        views = [
-            _view(held[name], latest.get(name), now, self._coming(held[name].policy, now)) for name in sorted(held)
-        ]
+        stopped = next((told(run) for run in open_breakers(runs, now).values()), "")
+        views = []
+        for name in sorted(held):
+            policy = held[name].policy
+            view = _view(held[name], latest.get(name), now, self._coming(policy, now))
+            views.append(replace(view, waiting=view.waiting or (stopped if policy.mode != "DryRun" else "")))
         bad: dict[str, list[str]] = {}
         for problem in strangers:
             bad.setdefault(problem.source, []).append(str(problem))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from defragd.core.breaker import BREAKER
 from defragd.core.reasons import Reason
 from defragd.core.run import Run
 from defragd.daemon.policies import Policies, window_of
@@ -155,3 +156,14 @@ def test_a_configuration_turned_to_dry_run_holds_runs_of_earlier_days(folder: Fo
     held = strict.terms(run).window(SimClock().now())
     assert (held.ok, held.reason) == (False, Reason.PAUSED)
     assert "does not allow mode Auto" in held.detail
+
+
+def test_an_open_breaker_is_shown_with_the_policies_it_holds(folder: Folder) -> None:
+    now = SimClock().now()
+    opener = Run(
+        "ns", "stop", "a", "Auto", "best-fit", message="b goes in circles", created=now, annotations={BREAKER: "A10"}
+    )
+    (view,) = folder.policies.views([opener])
+    assert "goes in circles" in view.waiting
+    assert "run stop" in view.waiting
+    assert "circles" not in folder.policies.views([])[0].waiting
