@@ -41,10 +41,12 @@ def metric_names() -> set[str]:
     return names | set(re.findall(r'"(defragd_[a-z_]+)"', source))
 
 
+@pytest.mark.slow
 def test_promtool_accepts_the_rules() -> None:
     assert f"{len(ALERTS)} rules found" in promtool("check", "rules", str(CHART / "files" / "alerts.yaml"))
 
 
+@pytest.mark.slow
 def test_every_alert_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
     bare = {"groups": [{**g, "rules": [{**r, "annotations": {}} for r in g["rules"]]} for g in RULES["groups"]]}
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(bare))
