@@ -25,7 +25,7 @@ def agree(total: Tally, least: int) -> None:
 
 
 def test_two_readings_of_the_protocol_agree() -> None:
-    agree(run(StandIn(), range(70), show=False), 800)
+    agree(run(StandIn(), range(60), show=False), 700)
 
 
 @pytest.mark.slow
@@ -45,8 +45,7 @@ class Forgetful(StandIn):
 
 
 def test_a_disagreement_is_shrunk_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    seeds = range(100, 140)
-    total = run(Forgetful(), seeds)
+    total = run(Forgetful(), range(100, 110))
 
     assert total.deviations
     first = capsys.readouterr().out.splitlines()
