@@ -24,7 +24,7 @@ from defragd.core.plan import PlanReply, PlanRequest
 from defragd.core.plan_json import plan_to_json
 from defragd.core.reasons import Reason
 from defragd.core.rules import Rules
-from defragd.core.run import Run, RunMove, RunPhase
+from defragd.core.run import MoveState, Run, RunMove, RunPhase
 from defragd.core.run_moves import DAY, arrivals_lately, moves_lately
 from defragd.core.score import score
 from defragd.core.snapshot import Snapshot
@@ -198,6 +198,7 @@ class Planning:
             fragmentation=score(snapshot, mix=mix).loss if job.trigger.min_fragmentation else 0.0,
             now=draft.created,
             last_eviction=max(moves_lately(runs, draft.created)[1].values(), default=None),
+            failed=[m.finished for r in runs for m in r.moves if m.state is MoveState.FAILED and m.finished],
         )
         return YES if verdict.ok else Permit(False, verdict.reason, str(verdict))
 

@@ -114,6 +114,7 @@ class Reason(StrEnum):
     OUTSIDE_WINDOW = "OutsideWindow"
     BELOW_TRIGGER = "BelowTrigger"
     TOO_MANY_PENDING = "TooManyPending"
+    RECENT_FAILURES = "RecentFailures"
     PLACEMENT_DELETED = "PlacementDeleted"
     RUN_IN_PROGRESS = "RunInProgress"
     PLAN_FAILED = "PlanFailed"

@@ -178,6 +178,15 @@ class StartOnSpec(Section):
     """Least time between two starts of this kind."""
 
 
+class RecentFailuresSpec(Section):
+    """Do not start while moves fail."""
+
+    at_most: Annotated[int, Field(ge=0)] = 3
+    """Failed moves, of all policies, that do not hold a run back yet."""
+    within: PositiveDuration = Field(default="1h", validate_default=True)
+    """How far back they count."""
+
+
 class TriggerSpec(Section):
     """What must hold for a start to become a run, and what starts runs besides the schedule. Runs that a person asks
     for ignore it."""
@@ -191,6 +200,8 @@ class TriggerSpec(Section):
     """Run only with enough lightly used nodes."""
     since_last_eviction: Duration | None = None
     """Run only when the last eviction of ours is at least this long ago."""
+    recent_failures: RecentFailuresSpec | None = None
+    """Run only when few moves failed lately. null: do not look."""
     start_on: StartOnSpec = Field(default_factory=StartOnSpec)
     """What starts runs besides the schedule; empty: nothing."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -60,8 +61,10 @@ def evaluate(
     fragmentation: float,
     now: datetime,
     last_eviction: datetime | None = None,
+    failed: Sequence[datetime] = (),
 ) -> TriggerVerdict:
-    """Judge a trigger. ``fragmentation`` is L of the scope; ``last_eviction`` the end of our last one, None = never."""
+    """Judge a trigger. ``fragmentation`` is L of the scope; ``last_eviction`` the end of our last one, None = never;
+    ``failed``: when moves failed."""
     terms: list[Term] = []
     least = trigger.min_fragmentation
     if least is not None:
@@ -89,4 +92,9 @@ def evaluate(
             passed = max(now - last_eviction, now - now)
             text = f"last eviction {format_duration(passed)} ago of at least {format_duration(pause)}"
             terms.append(Term("sinceLastEviction", passed >= pause, text, Reason.BELOW_TRIGGER))
+    failures = trigger.recent_failures
+    if failures is not None:
+        count = sum(1 for at in failed if now - at < failures.within)
+        text = f"{count} moves failed within {format_duration(failures.within)} of at most {failures.at_most}"
+        terms.append(Term("recentFailures", count <= failures.at_most, text, Reason.RECENT_FAILURES))
     return TriggerVerdict(all(term.ok for term in terms), tuple(terms))

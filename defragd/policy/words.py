@@ -86,6 +86,9 @@ def _gates(policy: LoadedPolicy) -> list[str]:
         said.append(f"fewer than {light.count} nodes that are used, but at most {light.used_at_most:.0%}")
     if trigger.since_last_eviction is not None:
         said.append(f"an eviction of ours less than {format_duration(trigger.since_last_eviction)} ago")
+    if trigger.recent_failures is not None:
+        failures = trigger.recent_failures
+        said.append(f"more than {failures.at_most} moves failed within {format_duration(failures.within)}")
     said.append("another run under way (one at a time; due at once: by time, then by name)")
     if gain.per_move or gain.total:
         said.append(f"a plan that gains less than {gain.total:g}, or moves that gain less than {gain.per_move:g}")

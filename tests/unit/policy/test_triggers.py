@@ -73,3 +73,12 @@ def test_defaults(fragmentation, pending, reason):
 def test_a_clock_set_back_does_not_satisfy_a_pause():
     trigger = TriggerSpec.model_validate({"sinceLastEviction": "5m"})
     assert not evaluate(trigger, world(1), fragmentation=1.0, now=NOW, last_eviction=NOW + timedelta(hours=1)).ok
+
+
+@pytest.mark.parametrize(("minutes", "ok"), [((), True), ((5, 10, 70, 80), True), ((5, 10, 50), False)])
+def test_no_run_while_moves_fail(minutes, ok):
+    trigger = TriggerSpec.model_validate({"minFragmentation": None, "recentFailures": {"atMost": 2, "within": "1h"}})
+    failed = [NOW - timedelta(minutes=m) for m in minutes]
+    found = evaluate(trigger, world(2), fragmentation=0.0, now=NOW, failed=failed)
+    assert found.ok is ok
+    assert ok or (found.reason is Reason.RECENT_FAILURES and "3 moves failed within 1h of at most 2" in str(found))

@@ -27,6 +27,7 @@ spec:
     maxPendingPods: 13
     lightNodes: {count: 6, usedAtMost: 0.4}
     sinceLastEviction: 9m
+    recentFailures: {atMost: 14, within: 38m}
     startOn: {fragmentation: {above: 0.33, for: 44m}, pendingPods: {after: 4m}, unhealthyDevices: {after: 3m}}
   scope: {nodeSelector: {pool: x1}, podSelector: {tier: y2}, namespaces: {include: [z3]}, deviceTypes: [A100]}
   protect: {minPodAge: 29m, minReplicas: 7, priorityAtMost: 4242, requirePDB: true, gangs: Never}
@@ -38,7 +39,7 @@ spec:
 """
 SHOWN = (
     "node-drain", "count=3", "Approve", "17 3 * * *", "Asia/Shanghai", "11m", "1h35m", "0 9 * * *", "0 1 * * *", "0.21",
-    "13 pods", "6 nodes", "40%", "9m", "0.33", "44m", "4m", "3m", "pool In x1", "tier In y2", "z3", "A100", "29m",
+    "13 pods", "6 nodes", "40%", "9m", "14 moves failed", "38m", "0.33", "44m", "4m", "3m", "pool In x1", "tier In y2", "z3", "A100", "29m",
     "7 replicas", "4242", "no PodDisruptionBudget covers", "gangs", "0.125", "0.5", "51 moves", "61 in 24", "6 at once",
     "23%", "8 a run", "31s", "9 starts", "1m2s", "5h", "33m", "27%", "19h", "deletion costs",
 )  # fmt: skip
