@@ -129,7 +129,11 @@ def _pending(
     waiting = [pod for pod in snapshot.pods.values() if _waits(pod) and pod.created and now - pod.created >= after]
     waiting.sort(key=lambda pod: (-pod.priority, pod.created, pod.key))
     text = ""
-    for pod in waiting[:JUDGED_PODS]:
+    # replicas are alike: one speaks for its workload
+    first: dict[str, Pod] = {}
+    for pod in waiting:
+        first.setdefault(pod.owner.uid if pod.owner else pod.key, pod)
+    for pod in list(first.values())[:JUDGED_PODS]:
         no = why_no_move_helps(pod, policy, snapshot, vendors=vendors)
         if not no:
             return Signal(PENDING, f"{pod.key} waits and fits nowhere as it stands")
@@ -152,6 +156,7 @@ def why_no_move_helps(pod: Pod, policy: LoadedPolicy, snapshot: Snapshot, *, ven
     ]
     trusting = _trusting(snapshot)
     idle: dict[int, int] = {}
+    large_enough = False
     for node in nodes:
         if not kube_fit(snapshot, pod, node.name).ok:
             continue
@@ -159,11 +164,18 @@ def why_no_move_helps(pod: Pod, policy: LoadedPolicy, snapshot: Snapshot, *, ven
             known = trusting is snapshot or fit_pod(snapshot, pod, node.name, vendors=vendors).ok
             what = "it fits there by the pods' own records" if known else "devices there are distrusted"
             return f"node {node.name} should take it ({what}), so the scheduler's books are in doubt and no move helps"
+        large_enough = large_enough or all(
+            sum(1 for d in node.devices if d.vendor == r.vendor and d.usable and r.memory_on(d) <= d.memory_mib)
+            >= r.count
+            for r in pod.requests
+        )
         usage = snapshot.usage(node.name)
         for index, request in enumerate(pod.requests):
             for device in node.devices:
                 if device.usable and device.vendor == request.vendor:
                     idle[index] = idle.get(index, 0) + device.memory_mib - usage[device.uuid].memory_mib
+    if not large_enough:
+        return "no node could take it even when empty, so no move helps"
     for index, request in enumerate(pod.requests):
         smallest = min(
             (request.memory_on(d) for n in nodes for d in n.devices if d.vendor == request.vendor), default=None

@@ -105,6 +105,8 @@ def waiting(text: str, pod: str, minutes: int = 6) -> Snapshot:
         pytest.param(waiting(FULL, "z 12G"), "", "books are in doubt", id="UC-21: it should fit already"),
         pytest.param(waiting("n1 { g0 24G: a 20G; g1 24G: b 20G }", "z 20G"), "", "too little", id="no capacity"),
         pytest.param(waiting(FULL, "z 2x20G"), "", "too little", id="not for two devices"),
+        pytest.param(waiting(FULL, "z 3x2G"), "", "even when empty", id="too many devices for any node"),
+        pytest.param(waiting(FULL, "z 30G"), "", "even when empty", id="too much for any device"),
         pytest.param(world(FULL), "", "", id="nobody waits"),
     ],
 )
