@@ -133,6 +133,8 @@ class SimCluster:
                     namespace_labels=self.start.namespace_labels,
                     known=KNOWN,
                     taken_at=self.clock.now(),
+                    node_policy=self.start.node_policy,
+                    device_policy=self.start.device_policy,
                 )
             return self._snapshot
 
@@ -296,6 +298,8 @@ class SimCluster:
         pod = self.pods.get(key)
         if pod is None or pod.uid != uid or pod.deleting:
             return
+        if pod.has_init:  # HAMi's books shrink to the app containers, unless one of the others is a sidecar
+            pod = replace(pod, init_done=True, shrunk=not any(r.sidecar for r in pod.requests))
         if name in self.faults.crash:
             self._failed(pod)
         elif name in self.faults.never_ready:

@@ -187,6 +187,7 @@ def as_template(pod: Pod) -> Pod:
         allocations=(),
         mig=(),
         init_done=False,
+        shrunk=False,
         unschedulable="",
         revision="",
         problem="",

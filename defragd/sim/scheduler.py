@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from defragd.core.fit import Fit, FitConfig, choose_node
 from defragd.core.kube_fit import kube_fit
-from defragd.core.model import Node, Pod
+from defragd.core.model import MigReservation, Node, Pod
 from defragd.core.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -63,25 +63,25 @@ class Scheduler:
             if pod.unschedulable != why:
                 cluster.set_pod(replace(pod, unschedulable=why))
             return
+        assert fit is not None
+        # the filter has written its choice, which counts whether the bind comes off or not
+        chosen = replace(
+            pod,
+            booked_node=node.name,
+            allocations=fit.allocations,
+            mig=tuple(MigReservation(m.uuid, m.profile, m.start, m.size, m.container, m.device) for m in fit.mig),
+            unschedulable="",
+        )
         if node.lock is not None and node.lock.holder != key:
+            cluster.set_pod(chosen)
             failed = self._waiting[key]
             self._waiting[key] = failed + 1
             pause = BACKOFF[min(failed, len(BACKOFF) - 1)]
             self._until[key] = cluster.clock.monotonic() + pause
             cluster.at(pause, lambda: self._try(key))
             return
-        assert fit is not None
         del self._waiting[key]
-        bound = cluster.set_pod(
-            replace(
-                pod,
-                node=node.name,
-                booked_node=node.name,
-                allocations=fit.allocations,
-                bind_phase="allocating",
-                unschedulable="",
-            )
-        )
+        bound = cluster.set_pod(replace(chosen, node=node.name, bind_phase="allocating"))
         cluster.bound(bound)
 
 
