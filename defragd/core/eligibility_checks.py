@@ -126,7 +126,11 @@ def _books(case: Case) -> Eligibility | None:
         return _never(Reason.UNREADABLE_ALLOCATION, pod.problem)
     if not pod.node:
         return _not_now(Reason.NOT_BOUND, "the pod is not bound to a node yet")
-    if pod.phase == "Pending" and pod.bind_phase == "allocating":
+    if pod.bind_phase == "failed":
+        return _not_now(Reason.NOT_BOUND, "HAMi says that binding the pod to its devices has failed")
+    if pod.bind_phase == "allocating" and (
+        pod.phase == "Pending" or any(a.vendor == "NVIDIA" for a in pod.allocations)
+    ):
         return _not_now(Reason.NOT_BOUND, "HAMi is binding the pod at this moment")
     if not pod.allocations and not pod.mig:
         return _never(Reason.UNREADABLE_ALLOCATION, "the pod asks for devices, but no allocation is recorded on it")

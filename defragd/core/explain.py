@@ -182,7 +182,7 @@ class Explainer:
             return found
         node_name, _, word = name.rpartition("/")
         node = self.snapshot.nodes.get(node_name)
-        if node is None or not word.startswith("gpu-") or not word[4:].isdigit():
+        if node is None or not word.startswith("gpu-") or not re.fullmatch("[0-9]{1,6}", word[4:]):
             return None
         return next((device for device in node.devices if device.index == int(word[4:])), None)
 

@@ -12,8 +12,9 @@ current generation and allow one more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from defragd.core.model import DisruptionBudget, Pod
 from defragd.core.plan import Refusal
@@ -33,6 +34,8 @@ class Permit:
 
 
 YES = Permit(True)
+UNREADABLE = "UnreadableObject"
+"""Reason of problems of objects that were set aside whole."""
 
 
 class _Index:
@@ -79,7 +82,17 @@ def asks_budget(pod: Pod) -> bool:
 class Ledger:
     """What each budget still allows after the evictions taken so far. ``copy`` is cheap; the snapshot is not kept."""
 
-    def __init__(self, index: _Index, left: dict[str, int], healthy: dict[str, int], *, known: bool) -> None:
+    def __init__(
+        self,
+        index: _Index,
+        left: dict[str, int],
+        healthy: dict[str, int],
+        *,
+        known: bool,
+        blind: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """``blind``: namespaces with a budget that could not be read -> its name."""
+        self._blind = blind
         self._index = index
         self._left = left
         self._healthy = healthy
@@ -112,10 +125,15 @@ class Ledger:
             left[budget.key] = max(
                 0, min(budget.allowed, count - budget.desired if seen[budget.key] else budget.allowed)
             )
-        return cls(index, left, healthy, known="pdbs" in snapshot.known or bool(snapshot.budgets))
+        blind = {}
+        for problem in snapshot.problems:
+            kind, _, key = problem.object.partition("/")
+            if kind == "PodDisruptionBudget" and problem.reason == UNREADABLE:
+                blind[key.rpartition("/")[0]] = key
+        return cls(index, left, healthy, known="pdbs" in snapshot.known or bool(snapshot.budgets), blind=blind)
 
     def copy(self) -> Ledger:
-        twin = Ledger(self._index, dict(self._left), self._healthy, known=self.known)
+        twin = Ledger(self._index, dict(self._left), self._healthy, known=self.known, blind=self._blind)
         twin._taken = dict(self._taken)
         return twin
 
@@ -135,6 +153,10 @@ class Ledger:
         if _id(pod) in self._taken or not asks_budget(pod):
             return YES
         found = self._index.of(pod)
+        if pod.namespace in self._blind:
+            key = self._blind[pod.namespace]
+            text = f"PodDisruptionBudget {key} cannot be read, so nobody knows whether it covers {pod.key}"
+            return Permit(False, Reason.PDB_UNKNOWN, text, key)
         if not found:
             return YES
         if len(found) > 1:

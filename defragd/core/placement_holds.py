@@ -37,6 +37,11 @@ def open_holds(placements: Iterable[Placement]) -> tuple[Hold, ...]:
     return tuple(hold for placement in placements if (hold := hold_of(placement)) is not None)
 
 
+def moving_pods(placements: Iterable[Placement]) -> dict[str, str]:
+    """ns/name of the pod that each open placement evicts -> the placement."""
+    return {f"{p.namespace}/{p.spec.evict_pod}": p.key for p in placements if p.open and p.spec.evict_pod}
+
+
 def with_holds(snapshot: Snapshot, placements: Iterable[Placement]) -> Snapshot:
     """The snapshot with the holds of ``placements`` instead of its own; indexes that do not depend on holds are kept,
     so that 400 placements taking their holds one after the other stay cheap."""

@@ -270,7 +270,11 @@ def _idle_nodes(slots: Ints, first: Ints) -> int:
 
 
 def _problems(scene: Scene) -> tuple[Refusal, ...]:
-    return tuple(Refusal(p.object, p.reason, p.detail) for p in scene.snapshot.problems)
+    found = tuple(Refusal(p.object, p.reason, p.detail) for p in scene.snapshot.problems)
+    if "workloads" in scene.snapshot.known or scene.snapshot.workloads or not scene.snapshot.pods:
+        return found
+    text = "no ReplicaSets or other owners were read, so their replicas are taken to be the pods in sight"
+    return (*found, Refusal("ReplicaSet/*", Reason.OWNER_UNKNOWN, text))
 
 
 def _why(gain: float, waits: Sequence[str], proposal: Proposal) -> str:

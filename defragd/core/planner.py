@@ -155,11 +155,15 @@ def _stands(
     )
     if not found.ok:
         return Refusal(pod.key, found.reason or Reason.OPTED_OUT, found.detail)
+    if pod.key in snapshot.moving:
+        return Refusal(pod.key, Reason.ALREADY_MOVING, f"placement {snapshot.moving[pod.key]} moves it already")
     for permit in (ledger.may_evict(pod), floor.may_leave(pod)):
         if not permit.ok:
             return Refusal(pod.key, permit.reason or Reason.PDB_BLOCKS, permit.detail)
     if pod.booked_node in request.closed:
         return Refusal(pod.key, Reason.BREAKER_OPEN, request.closed[pod.booked_node])
+    if pod.booked_node not in snapshot.nodes:
+        return Refusal(pod.key, Reason.NODE_UNKNOWN, f"its node {pod.booked_node} was not read")
     if pod.booked_node not in scope:
         return Refusal(pod.key, Reason.OUT_OF_SCOPE, f"node {pod.booked_node} is outside the policy's scope")
     return None

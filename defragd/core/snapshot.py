@@ -89,6 +89,8 @@ class Snapshot:
     node_policy: str = "binpack"
     device_policy: str = "spread"
     """HAMi's policies by flag, for pods that name none themselves."""
+    moving: Mapping[str, str] = field(default_factory=dict)
+    """ns/name of pods that an open placement evicts or is about to -> that placement."""
 
     @cached_property
     def devices(self) -> dict[str, Device]:

@@ -31,6 +31,8 @@ class CrossChecks:
         self._pods: dict[str, Pod] = {}
         self._found: dict[str, tuple[Problem, ...]] = {}
         self._booked: dict[str, set[str]] = {}
+        self._outside: dict[str, set[str]] = {}
+        """Node -> pods that use devices there which HAMi's books do not show."""
 
     def nodes(self, nodes: Mapping[str, Node]) -> tuple[Mapping[str, Node], list[Problem]]:
         """The nodes with devices distrusted that several of them register: the books on none are believed."""
@@ -58,11 +60,34 @@ class CrossChecks:
                 seen[key] = pod
                 if pod.allocations and pod.booked_node:
                     self._booked.setdefault(pod.booked_node, set()).add(key)
+                if pod.live and pod.node and pod.requests and not pod.allocations and not pod.mig:
+                    self._outside.setdefault(pod.node, set()).add(key)
                 self._look(key, pod)
         if len(seen) > len(pods):
             for key in [key for key in seen if key not in pods]:
                 self._forget(key)
         return [problem for found in self._found.values() for problem in found]
+
+    def outside(self, nodes: Mapping[str, Node]) -> Mapping[str, Node]:
+        """The nodes with devices distrusted that only seem idle: a pod that HAMi's books do not show uses one of them,
+        and which one nobody can tell. After `pods` of the same snapshot."""
+        out: dict[str, Node] | None = None
+        for name, keys in self._outside.items():
+            node = nodes.get(name)
+            if node is None:
+                continue
+            vendors = {request.vendor: key for key in sorted(keys) for request in self._pods[key].requests}
+            booked = (self._pods[key] for key in self._booked.get(name, ()))
+            held = {uuid for pod in booked if pod.live for uuid in pod.devices}
+            seen = tuple(
+                replace(d, distrusted=f"may be in use outside HAMi's books by {vendors[d.vendor]}")
+                if d.vendor in vendors and d.uuid not in held and not d.distrusted
+                else d
+                for d in node.devices
+            )
+            out = dict(nodes) if out is None else out
+            out[name] = replace(node, devices=seen)
+        return nodes if out is None else out
 
     def _set_node(self, name: str, node: Node | None) -> None:
         before = self._uuids.get(name)
@@ -97,6 +122,10 @@ class CrossChecks:
             self._booked[old.booked_node].discard(key)
             if not self._booked[old.booked_node]:
                 del self._booked[old.booked_node]
+        if old is not None and old.node in self._outside:
+            self._outside[old.node].discard(key)
+            if not self._outside[old.node]:
+                del self._outside[old.node]
 
     def _look(self, key: str, pod: Pod) -> None:
         found = tuple(_problems(key, pod, self._uuids.get(pod.booked_node)))

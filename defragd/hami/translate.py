@@ -143,14 +143,17 @@ def assemble(
     taken_at: datetime | None = None,
     checks: CrossChecks | None = None,
     config: HamiConfig | None = None,
+    moving: Mapping[str, str] = EMPTY,
 ) -> Snapshot:
     """One snapshot from translated objects. Adds the checks that need all of them: duplicate UUIDs (distrusted on every
-    node), bookings of unknown devices or on another node, budgets without status, quotas that overlap. ``checks`` of
+    node) or used outside the books, bookings of unknown devices or on another node, budgets without status, quotas that
+    overlap. ``checks`` of
     the snapshots before spares looking at everything again.
     ``config``: whose policies by flag the snapshot carries."""
     checks = checks if checks is not None else CrossChecks()
     checked, found = checks.nodes(nodes)
     found = [*problems, *found, *checks.pods(pods)]
+    checked = checks.outside(checked)
     limits, allowed = tuple(quotas), tuple(budgets)
     found += _check_quotas(limits)
     found += [
@@ -173,4 +176,5 @@ def assemble(
         taken_at=taken_at,
         node_policy=(config or _CHART).node_policy,
         device_policy=(config or _CHART).device_policy,
+        moving=moving,
     )

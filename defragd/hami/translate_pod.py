@@ -287,7 +287,7 @@ def translate_pod(obj: Any, config: HamiConfig, *, claims: Mapping[str, Volume] 
         labels=meta.labels or EMPTY,
         annotations=notes.kept or EMPTY,
         owner=_owner(meta),
-        scheduler=spec.scheduler_name,
+        scheduler=spec.scheduler_name or "default-scheduler",
         node=spec.node_name,
         booked_node=booked,
         bind_phase=annotations.get(BIND_PHASE, ""),

@@ -114,6 +114,8 @@ def load_stores(path: str) -> tuple[dict[str, Store[Any]], Mapping[str, str] | N
             continue
         if kind not in CLUSTER_WIDE and not item.metadata.namespace:
             item.metadata.namespace = "default"  # as kubectl reads manifests without one
+        if not item.metadata.name:
+            raise SnapshotError(f"{path}: item {number}, a {kind}, has no metadata.name")
         items[kind][key_of(item.metadata.namespace, item.metadata.name)] = (item, item.metadata.resource_version)
     if not items["Node"] and not problems["Node"]:
         there = ", ".join(sorted(seen)) or "nothing"
@@ -182,6 +184,8 @@ def api_version(kind: Kind[Any]) -> str:
 
 
 def _read(path: str) -> bytes:
+    if path == "-" and sys.stdin is None:
+        raise SnapshotError("-: there is no standard input; give a file or pipe a List in")
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as err:
@@ -205,6 +209,8 @@ def _parse(path: str, data: bytes) -> _File:
         raise SnapshotError(f"{path}: is no Kubernetes List: {err}") from err
     except msgspec.DecodeError as err:
         raise SnapshotError(f"{path}: is neither JSON nor YAML: {err}") from err
+    if found.kind.endswith("List") and found.items is None:
+        raise SnapshotError(f"{path}: is a {found.kind} without items; the file is cut off or not what kubectl prints")
     if not found.kind.endswith("List") or found.items is None:
         what = f"a {found.kind}" if found.kind else "no Kubernetes object"
         raise SnapshotError(f"{path}: is {what}, want a v1 List as kubectl get nodes,pods,pdb,rs -A -o json prints it")

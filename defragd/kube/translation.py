@@ -11,7 +11,7 @@ from defragd.core.model import Problem, Quota, Workload
 from defragd.core.model import Volume as CoreVolume
 from defragd.core.placement import PLURAL as PLACEMENTS
 from defragd.core.placement import Placement
-from defragd.core.placement_holds import open_holds
+from defragd.core.placement_holds import moving_pods, open_holds
 from defragd.core.snapshot import Snapshot
 from defragd.hami import translate
 from defragd.hami.config import HamiConfig
@@ -67,6 +67,7 @@ class Translation:
                 workloads=self._by_uid,
                 quotas=tuple(quota for found in self._quotas.read().values() for quota in found),
                 holds=open_holds(placements.values()),
+                moving=moving_pods(placements.values()),
                 namespace_annotations=self._annotations,
                 namespace_labels=self._labels,
                 known=self.known(),

@@ -100,6 +100,8 @@ STOPPED = [
         NEVER,
     ),
     ("binding", {"pod": replace(POD, phase="Pending", bind_phase="allocating")}, Reason.NOT_BOUND, NOT_NOW),
+    ("Running, yet never bound", {"pod": replace(POD, bind_phase="allocating")}, Reason.NOT_BOUND, NOT_NOW),
+    ("bind failed", {"pod": replace(POD, bind_phase="failed")}, Reason.NOT_BOUND, NOT_NOW),
     ("no webhook", {"pod": replace(POD, labels={"hami.io/webhook": "ignore"})}, Reason.NOT_HAMI, NEVER),
     (
         "no webhook in its namespace",

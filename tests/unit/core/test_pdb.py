@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defragd.core.model import DisruptionBudget, Expression, Pod, Selector
+from defragd.core.model import DisruptionBudget, Expression, Pod, Problem, Selector
 from defragd.core.pdb import Ledger, asks_budget, budgets_of
 from defragd.core.reasons import Reason
 from defragd.core.rules import equals
@@ -173,3 +173,10 @@ def test_a_plan_believes_the_budget_about_pods_that_a_file_leaves_out(
     strict = Ledger.of(snapshot).may_evict(pods[0]).ok
     assert Ledger.of(snapshot, partial=True).may_evict(pods[0]).ok is (may and (strict or len(pods) < expected))
     assert strict is (sum(p.ready for p in pods) > 2)
+
+
+def test_a_budget_that_cannot_be_read_may_cover_every_pod_of_its_namespace() -> None:
+    broken = Problem("PodDisruptionBudget/ns/odd", "UnreadableObject", "cannot be read")
+    ledger = Ledger.of(replace(world([pod("a1")], []), problems=(broken,))).copy()
+    assert ledger.may_evict(pod("a1")).reason is Reason.PDB_UNKNOWN
+    assert ledger.may_evict(replace(pod("a1"), namespace="other")).ok

@@ -192,3 +192,23 @@ def test_wished_shape_in_plain_numbers():
     reply = make_plan(snapshot, "make-room", {"shape": {"gpus": 1, "memMiB": 20480, "cores": 10}})
     assert len(reply.moves) == 1
     assert reply.moves[0].pod in ("ns/a", "ns/b", "ns/c", "ns/d")
+
+
+def test_a_pod_of_an_open_placement_is_not_planned_again():
+    snapshot = replace(world("n1 { g0 24G: a 8G } n2 { g0 24G: b 8G }"), moving={"ns/a": "ns/pin-a"})
+    reply = make_plan(snapshot)
+    assert moved(reply) <= {"ns/b"}
+    assert {item.object: item.reason for item in reply.refused}["ns/a"] == Reason.ALREADY_MOVING
+
+
+def test_owners_that_were_not_read_are_said():
+    snapshot = world("n1 { g0 24G: a 8G }")
+    bare = replace(snapshot, workloads={}, known=snapshot.known - {"workloads"})
+    assert any(item.object == "ReplicaSet/*" for item in make_plan(bare).warnings)
+    assert not any(item.object == "ReplicaSet/*" for item in make_plan(snapshot).warnings)
+
+
+def test_a_pod_on_a_node_that_was_not_read_stays():
+    snapshot = world("n1 { g0 24G: a 8G } n2 { g0 24G: b 8G }")
+    reply = make_plan(replace(snapshot, nodes={"n2": snapshot.nodes["n2"]}))
+    assert {item.object: item.reason for item in reply.refused}["ns/a"] == Reason.NODE_UNKNOWN

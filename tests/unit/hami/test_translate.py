@@ -13,6 +13,7 @@ from defragd.core.model import Expression, NodeTerm
 from defragd.errors import CodecError
 from defragd.hami.codec import read_slots, split_mig_uuid
 from defragd.hami.config import HamiConfig
+from defragd.hami.cross_checks import CrossChecks
 from defragd.hami.translate import (
     assemble,
     claim_table,
@@ -202,6 +203,31 @@ def test_books_that_disagree_with_the_cluster() -> None:
         ("t/stranger", "DeviceUnknown"),
     }
     assert snapshot.usage("n1")["n1-g0"].slots == 1
+
+
+def test_devices_that_only_seem_idle_beside_a_pod_outside_the_books() -> None:
+    """A native pod uses one device of n1, and nobody can tell which: not the one that HAMi has given away."""
+    three = [node("n1", [device(f"n1-g{i}") for i in range(3)]), node("n2")]
+    native = pod("native", [GPU], node="n1", spec={"schedulerName": "default-scheduler"})
+    shared = pod("shared", [GPU], node="n1", held="n1-g1,NVIDIA,1,0:;")
+    snapshot = world(three, [native, shared])
+    doubted = {d.uuid: d.distrusted for n in snapshot.nodes.values() for d in n.devices if d.distrusted}
+    assert set(doubted) == {"n1-g0", "n1-g2"} and "t/native" in doubted["n1-g0"]
+    ended = pod("native", [GPU], node="n1", status={"phase": "Succeeded"})
+    assert not any(d.distrusted for d in world(three, [ended, shared]).nodes["n1"].devices)
+
+
+def test_doubt_ends_with_the_pod_outside_the_books() -> None:
+    checks = CrossChecks()
+    plain, _ = translate_node(node("n1"), CONFIG)
+    native = translate_pod(pod("native", [GPU], node="n1"), CONFIG)
+    for pods, doubted in (({}, False), ({native.key: native}, True), ({}, False)):
+        snapshot = assemble(nodes={"n1": plain}, pods=pods, checks=checks)
+        assert bool(snapshot.nodes["n1"].devices[0].distrusted) is doubted
+
+
+def test_a_pod_without_a_scheduler_name_is_the_default_schedulers() -> None:
+    assert translate_pod(pod("a", [GPU], spec={"schedulerName": ""}), CONFIG).scheduler == "default-scheduler"
 
 
 # -- our own pin ------------------------------------------------------------------------------------------------------

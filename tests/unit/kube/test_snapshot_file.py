@@ -166,7 +166,11 @@ BAD = {
     "binary": (bytes(range(256)), "s.json"),
     "no list": ({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}, "is a Pod, want a v1 List"),
     "no kind": ({"items": []}, "no Kubernetes object"),
-    "no items": ({"kind": "List"}, "want a v1 List"),
+    "no items": ({"kind": "List"}, "is a List without items"),
+    "no name": (
+        listing(node("n1"), {"kind": "Pod", "metadata": {}, "spec": {}}),
+        "item 2, a Pod, has no metadata.name",
+    ),
     "items is no list": ({"kind": "List", "items": {"a": 1}}, "no Kubernetes List"),
     "wrong kinds": (listing(RS, PDB), "holds PodDisruptionBudget, ReplicaSet but no Node"),
     "nothing in it": (listing(), "holds nothing but no Node"),
@@ -268,3 +272,9 @@ def test_a_folder_as_target_is_one_line(tmp_path):
     stores, _ = snapshot_file.load_stores(write(tmp_path, WORLD))
     with pytest.raises(SnapshotError, match="cannot be written"):
         snapshot_file.save(stores, str(tmp_path), now=NOW)
+
+
+def test_without_standard_input(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(SnapshotError, match="no standard input"):
+        snapshot_file.load("-")
