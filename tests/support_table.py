@@ -286,6 +286,9 @@ scheduler and by random worlds asked of it (`python -m tests.differential --hami
 | resource claims (DRA), volumes whose place is unknown | where they fit cannot be told from what is read |
 | a node that is not Ready | its taint may be a moment late |
 
+For up to 15 seconds after a pod with a quality of service went to an idle sliced MetaX device whose plugin reports none
+yet, HAMi holds the pod's against others there; we know it from the plugin's report only.
+
 With more than 12 devices on a node HAMi's sort leaves the order of equal devices open: which of them an unpinned pod
 gets is then not forecast.
 """
