@@ -16,7 +16,7 @@ with warnings.catch_warnings():
     import schemathesis
 
 pytestmark = pytest.mark.slow
-EXAMPLES = int(15 * float(os.environ.get("DEFRAGD_SLOW_FACTOR", "1")))
+EXAMPLES = int(10 * float(os.environ.get("DEFRAGD_SLOW_FACTOR", "1")))
 APP = create_app(build_world().deps)
 SCHEMA = schemathesis.openapi.from_wsgi("/openapi.json", APP)
 OPERATIONS = [result.ok() for result in SCHEMA.get_all_operations()]
