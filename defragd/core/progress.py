@@ -84,7 +84,10 @@ def _new(placement: Placement, world: World, memory: Memory, now: datetime) -> D
         detail = f"request {spec.req_id} is that of placement {older.name} already"
         return fail(placement, memory, Reason.DUPLICATE_REQUEST, detail, now)
     if spec.handover != "EvictFirst":
-        detail = f"handover {spec.handover} is not supported by this version; use EvictFirst"
+        detail = (
+            f"handover {spec.handover} is not done: a second pod before the first goes would need the right to change "
+            "replica counts, which an autoscaler or a person may own at the same time; use EvictFirst"
+        )
         return fail(placement, memory, Reason.SURGE_UNSUPPORTED, detail, now)
     limit = _waiting_since(placement, now) + spec.timeouts.hold
     if memory.after is not None and now < memory.after:

@@ -15,6 +15,7 @@ from tests.ground.commands import real_hami
 from tests.ground.daemon import Daemon
 from tests.ground.emulator import Behaviour
 from tests.ground.faultproxy import FaultProxy
+from tests.system.faults import FACTOR
 from tests.system.watchers import gated
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(240)]
@@ -142,7 +143,7 @@ def test_all_replicas_die_while_a_pod_is_gated(
 
 @stand_in
 def test_late_view_of_deletions_leaves_no_pod_pending(cluster: Cluster, start_daemon: Callable[..., Daemon]) -> None:
-    """A device is taken over the moment it is free, ten times, while HAMi sees every deletion 0.3 s late."""
+    """Swapped to and fro while HAMi sees every deletion 0.3 s late: a few times, 200 times with a slow factor."""
     cluster.emulator.defaults = Behaviour(allocate=0.05, ready=0.1, delete=0.2)
     cluster.add_node("n0", 1)
     cluster.create(objects.deployment("web", 1, mem=20000))
@@ -152,7 +153,7 @@ def test_late_view_of_deletions_leaves_no_pod_pending(cluster: Cluster, start_da
     since = daemon.plane.audit.mark()
     cluster.habits(deletion_lag=0.3)
 
-    for number in range(6):
+    for number in range(6 if FACTOR == 1 else 200):
         (pod,) = cluster.wait_ready(1)
         target = "n1" if pod["spec"]["nodeName"] == "n0" else "n0"
         name = f"move-{number}"
@@ -190,7 +191,7 @@ def test_eight_arrivals_on_one_node_come_one_after_another(
     evicted = min(line.at("deleting") for line in lines if "deleting" in line.marks)
     arrived = [line.at("ready") for line in lines if "deleted" not in line.marks]
     print(f"eight arrivals: {max(arrived) - evicted:.2f} s")
-    assert max(arrived) - evicted < 12, "a bare pin takes 53 s"
+    assert max(arrived) - evicted < 8, "a quiet machine: below 4 s; a bare pin takes 53 s"
 
 
 LOST = {"lose_answer": True, "times": 1}
