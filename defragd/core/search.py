@@ -10,13 +10,13 @@ from defragd.core.desk import Desk
 from defragd.core.plan import Refusal
 from defragd.core.reasons import Reason
 from defragd.core.search_greedy import LEAST, Greedy
-from defragd.core.search_lns import Lns, home_fits
+from defragd.core.search_lns import Lns
 from defragd.core.search_macro import DeviceFreer, empty_nodes
 from defragd.core.strategy import Proposal, Scene
 from defragd.core.tables import Spot, World
 
-SMALL_STEPS = 20_000
-STEPS_PER_POD = 100
+SMALL_STEPS = 40_000
+STEPS_PER_POD = 250
 LEAST_STEPS = 2_500
 SMALL_WORLD = 600
 """Devices."""
@@ -60,7 +60,8 @@ def _search(desk: Desk, greedy: Greedy, steps: int) -> str:
     names = world.fleet.names
 
     def orderable(moves: dict[int, Spot]) -> int | None:
-        keys = {desk.shapes.pods[p].key: scene.place(spot) for p, spot in moves.items()}
+        # in the order of the proposal, on which the order of the moves depends
+        keys = {desk.shapes.pods[p].key: scene.place(spot) for p, spot in sorted(moves.items())}
         return scene.orderable(keys) if _within_caps(desk, moves) else None
 
     lns = Lns(
@@ -119,6 +120,27 @@ def _trim(desk: Desk, greedy: Greedy) -> None:
                     continue
                 world.lift(pod)
             world.put(pod, spot)
+
+
+def home_fits(world: World, pod: int) -> bool:
+    """A lifted pod could go back: host and devices have the room it held."""
+    home = world.home[pod]
+    what = world.shapes.shapes[int(world.shapes.shape[pod])]
+    node = home.node
+    if (what.cpu and world.cpu[node] < what.cpu) or (what.host_memory and world.host[node] < what.host_memory):
+        return False
+    if world.room[node] < 1:
+        return False
+    states = world.states
+    for part, device, (slots, memory, cores) in zip(what.parts, home.devices, world.shapes.held[pod].use, strict=True):
+        kind, s, m, c = world.use[device]
+        if s + slots > states.kind_slots[kind] or m + memory > states.kind_memory[kind]:
+            return False
+        if c + cores > states.kind_cores[kind] or (part.whole and s > 0 and states.kind_cores[kind] == 100):
+            return False
+        if part.zero and c >= states.kind_cores[kind] > 0:
+            return False
+    return True
 
 
 def _within_caps(desk: Desk, moves: dict[int, Spot]) -> bool:

@@ -98,8 +98,6 @@ class Board:
     def steepen(self) -> None:
         """Takes the slope of the objective here, where that differs from the one in use."""
         slope = np.where(self.total < self._cap, self._coef, 0.0)
-        if np.array_equal(slope, self.slope) and self._places:
-            return
         if not np.array_equal(slope, self.slope) or not self._worth:
             self.slope = slope
             self._worth = [float(f @ slope) + e for f, e in zip(self._feature, self._extra, strict=True)]
@@ -399,6 +397,3 @@ def choose(world: World, shape: int, node: int, ids: dict[int, int]) -> tuple[in
         if len(taken) == len(parts):
             return tuple(taken[i] for i in range(len(parts)))
     return None
-
-
-__all__ = ["NO", "Board", "choose"]

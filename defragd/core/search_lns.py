@@ -18,24 +18,26 @@ from defragd.core.search_board import NO, Board
 from defragd.core.search_greedy import LEAST
 from defragd.core.tables import Spot, World
 
-FIRST_ROUND = 1500
-LEAST_ROUND = 300
-MOVE_PRICE = 1e-9
-"""Between equally good plans the one with fewer moves is better, ..."""
-GROUP_PRICE = 3e-9
-"""... and one in which fewer pods have to be out together."""
-GROWTH = 1.6
-PATIENCE = 3
-"""Rounds without improvement before the search ends."""
+FIRST_ROUND, LEAST_ROUND = 2500, 300
+MOVE_PRICE, GROUP_PRICE = 1e-9, 3e-9
+"""Of equally good plans one with fewer moves is better, and one in which fewer pods have to be out together."""
+GROWTH, PATIENCE, TINY = 1.1, 8, 12
+"""Growth of rounds; rounds without improvement before the search ends (tiny worlds are done after fewer)."""
 MOST_OUT = 6
 TIES = 200
 """Equally good assignments that are looked at for an order with fewer pods out together."""
-HEATS = ((0.02, 4), (0.5, 6), (0.1, 3))
-"""By round: how much worse a state may be (in gains of a mean move), and how many pods are taken out at most. Sparse
-clusters with a tight limit want it cool, full ones hot; the rounds take turns."""
+HEATS: tuple[tuple[float, int, float], ...] = ((0.02, 4, 0.0), (2.0, 6, 0.3), (0.1, 4, 0.0), (0.5, 6, 0.0))
+"""By round: how much worse a state may be (in gains of a mean move), how many pods are taken out at most, and what a
+move beyond the limit costs at first (in gains of a mean move; it grows as the round goes on, 0 = the limit is hard).
+Sparse clusters with a tight limit want it cool, full ones hot; the rounds take turns."""
 POOL = 1 << 16
+CLEAR, MOST_CLEARED = 0.1, 12
+"""Share of steps that empty a device or a node, and the pods on it at most."""
 SETTLE = 60
-"""Steps without a better assignment before the best one since is proven."""
+"""Steps without a better assignment before the best one since is proven, ..."""
+FEW = 100
+"""... where there are more pods than this; with fewer, each is proven at once: plans that no order allows are common
+among few pods and would hide the slightly worse ones that can be ordered."""
 
 
 class Lns:
@@ -59,6 +61,8 @@ class Lns:
         self.steps = steps
         self.random = np.random.Generator(np.random.PCG64(seed))
         self._start = list(world.spot)
+        self._before: dict[int, int] = {}
+        self._was: dict[int, Spot] = {}
         self.board = Board(world)
         self.shape = self.board.shape
         self.home = world.home
@@ -82,14 +86,14 @@ class Lns:
         else:
             self._restore(found)
         self.best_rank = self.best_value - MOVE_PRICE * len(self.best) - GROUP_PRICE * together
-        self.done = 0
-        self.rounds = 0
-        self.ties = 0
+        self.done = self.rounds = self.ties = 0
         self.pending: dict[int, Spot] = {}
-        """The best assignment since, not yet proven to have an order."""
+        """The best assignment since, not proven yet."""
         self.pending_rank = self.pending_value = -np.inf
         self._found = 0
+        self._settle = SETTLE if self.pods > FEW else 0
         self.most_out = MOST_OUT
+        self._closed = (0, 0)
         self.failed: set[frozenset[tuple[int, Spot]]] = set()
         """Assignments that no order allows."""
 
@@ -99,8 +103,9 @@ class Lns:
     def run(self) -> str:
         """Leaves the best assignment in the world; why it ended: complete, steps or time."""
         why = "complete"
+        patience = PATIENCE if self.pods > TINY else 3
         length, idle = max(LEAST_ROUND, min(FIRST_ROUND, 40 * self.pods)), 0
-        while self.pods and idle < PATIENCE:
+        while self.pods and idle < patience:
             before = self.best_rank
             why = self._round(min(length, self.steps - self.done))
             self._record()
@@ -124,9 +129,10 @@ class Lns:
 
     def _round(self, length: int) -> str:
         gain = max(self.best_value - self.home_value, 1e-3 / max(self.pods, 1))
-        share, self.most_out = HEATS[self.rounds % len(HEATS)]
+        share, self.most_out, fine = HEATS[self.rounds % len(HEATS)]
         self.rounds += 1
-        heat = share * gain / max(len(self.displaced), 4)
+        mean = gain / max(len(self.displaced), 4)
+        heat = share * mean
         self.board.tidy()
         self.board.steepen()
         self.value = self.board.now
@@ -135,6 +141,9 @@ class Lns:
                 return "time"
             self.done += 1
             left = 1.0 - step / length
+            self.fine = mean * fine / (left + 0.05) if fine else np.inf
+            if not step % 64:
+                self.value = self.board.now - (self.fine * over if (over := self._over()) else 0.0)
             self._step(heat * left * left + 1e-12)
         return "complete" if self.done < self.steps else "steps"
 
@@ -148,15 +157,14 @@ class Lns:
 
     def _step(self, heat: float) -> None:
         board = self.board
-        queue = self._choose()
-        self._before: dict[int, int] = {}
-        self._was: dict[int, Spot] = {}
+        self._before, self._was = {}, {}
+        self._closed = (0, 0)
+        queue = self._clear() if self._roll() < CLEAR else self._choose()
         for pod in queue:
             self._lift(pod)
         price = self._price(heat)
-        for i in range(len(queue) - 1, 0, -1):
-            j = int(self._roll() * (i + 1))
-            queue[i], queue[j] = queue[j], queue[i]
+        if self._closed == (0, 0):
+            queue = [queue[i] for i in sorted(range(len(queue)), key=[self._roll() for _ in queue].__getitem__)]
         while queue:
             pod = queue.pop()
             if not self._place(pod, heat, price, queue):
@@ -164,16 +172,25 @@ class Lns:
                 return
         total, extra = board.shift(self._before)
         fresh = board.value(total, extra)
-        if fresh < self.value + heat * log(1.0 - self._roll()):
+        over = self._over()
+        worth = fresh - self.fine * over if over else fresh
+        if worth < self.value + heat * log(1.0 - self._roll()):
             self._undo()
             return
-        board.total, board.extra, self.value = total, extra, fresh
+        board.total, board.extra, self.value = total, extra, worth
+        if over:
+            return
         rank = fresh - MOVE_PRICE * len(self.displaced)
         if rank > max(self.best_rank, self.pending_rank) + LEAST and self._worth_a_look(fresh):
-            self.pending, self.pending_rank, self.pending_value = self._assignment(), rank, fresh
-            self._found = self.done
-        elif self.pending and self.done - self._found > SETTLE:
+            found = self._assignment()
+            if frozenset(found.items()) not in self.failed:
+                self.pending, self.pending_rank, self.pending_value = found, rank, fresh
+                self._found = self.done
+        if self.pending and self.done - self._found >= self._settle:
             self._record()
+
+    def _over(self) -> int:
+        return 0 if self.limit is None else max(0, len(self.displaced) - self.limit)
 
     def _worth_a_look(self, value: float) -> bool:
         """Equally good plans of as many moves could only have a better order; few of them are looked at."""
@@ -246,17 +263,22 @@ class Lns:
         board = self.board
         home, shape = self.home[pod], self.shape[pod]
         old = board.at[home.node]
-        at_home = board.along(old, board.home_code[pod])
+        low, high = self._closed
+        at_home = NO if low <= home.devices[0] < high else board.along(old, board.home_code[pod])
         if self.limit is not None and len(self.displaced) >= self.limit:
-            if at_home == NO:
+            if self.fine < np.inf and len(self.displaced) < 2 * self.limit + MOST_OUT:
+                price += self.fine
+            elif at_home == NO:
                 return False
-            self._put(pod, home, at_home)
-            return True
+            else:
+                self._put(pod, home, at_home)
+                return True
         worth = board.places(shape)
         score = self._buffer
         start = int(self._roll() * POOL)
         np.multiply(self._gumbel[start : start + len(score)], 0.3 * heat, out=score)
         score += worth
+        score[low:high] = -np.inf
         least = -np.inf
         if at_home != NO:
             least = board.worth_of(at_home) - board.worth_of(old) + price * self.cost[pod]
@@ -336,6 +358,29 @@ class Lns:
             out.append(pod)
         return out
 
+    def _clear(self) -> list[int]:
+        """All pods of a node, or of a device, for which that place is closed; as many moved pods may go home for it."""
+        board, roll = self.board, self._roll
+        first = int(roll() * self.pods)
+        spot = board.spot[first]
+        assert spot is not None
+        node = spot.node
+        if roll() < 0.5:
+            self._closed = (board.low[node], board.low[node + 1])
+            out = list(board.on_node[node])
+        else:
+            device = spot.devices[0]
+            self._closed = (device, device + 1)
+            out = [p for p in board.on_node[node] if device in board.spot[p].devices]  # type: ignore[union-attr]
+        if len(out) > MOST_CLEARED:
+            self._closed = (0, 0)
+            return [first]
+        moved = [p for p in self.displaced if p not in out]
+        free = len(out) if self.limit is None else self.limit - len(self.displaced)
+        for _ in range(min(len(out) - free, len(moved))):
+            out.insert(0, moved.pop(int(roll() * len(moved))))
+        return out
+
     def _restore(self, wanted: dict[int, Spot]) -> None:
         """Puts every pod where ``wanted`` has it, all others home."""
         board = self.board
@@ -354,24 +399,3 @@ class Lns:
         board.total, board.extra = board.shift(self._before)
         self.displaced = dict.fromkeys(sorted(wanted))
         self.value = board.now
-
-
-def home_fits(world: World, pod: int) -> bool:
-    """A lifted pod could go back: host and devices have the room it held."""
-    home = world.home[pod]
-    what = world.shapes.shapes[int(world.shapes.shape[pod])]
-    node = home.node
-    if (what.cpu and world.cpu[node] < what.cpu) or (what.host_memory and world.host[node] < what.host_memory):
-        return False
-    if world.room[node] < 1:
-        return False
-    states = world.states
-    for part, device, (slots, memory, cores) in zip(what.parts, home.devices, world.shapes.held[pod].use, strict=True):
-        kind, s, m, c = world.use[device]
-        if s + slots > states.kind_slots[kind] or m + memory > states.kind_memory[kind]:
-            return False
-        if c + cores > states.kind_cores[kind] or (part.whole and s > 0 and states.kind_cores[kind] == 100):
-            return False
-        if part.zero and c >= states.kind_cores[kind] > 0:
-            return False
-    return True
