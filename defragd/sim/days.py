@@ -2,7 +2,8 @@
 
 The planner is the daemon's own, on full snapshots; execution is a model (a move takes ``move_seconds``, moves run
 ``budgets.concurrent`` at a time, wave after wave, within ``maxDuration``), and so is the scheduler (`sim.packing`).
-Every policy acts as if its mode were Auto. Not simulated: faults, approval, ``trigger.startOn``, the breaker.
+Every policy acts as if its mode were Auto. Of ``trigger.startOn`` only pendingPods is simulated; faults, approval and
+the breaker are not.
 """
 
 from __future__ import annotations
@@ -128,6 +129,7 @@ class Days:
             self._at(hour * sample_hours * 3600.0, self._sample)
         for policy in policies:
             self._schedule(policy)
+            self._watch_pending(policy)
         if self._free:
             for hour in range(int(days * 24)):
                 self._at(hour * 3600.0, self._hint)
@@ -274,6 +276,20 @@ class Days:
             if not coming:
                 return
             at = coming[-1].utc
+
+    def _watch_pending(self, policy: LoadedPolicy) -> None:
+        on = policy.trigger.start_on
+        if on.pending_pods is None or policy.suspended:
+            return
+        step = max(RETRY_SECONDS, on.interval.total_seconds())
+        for look in range(1, int(self._end / step) + 1):
+            self._at(look * step, self._signal, policy, on.pending_pods.after.total_seconds())
+
+    def _signal(self, at: float, policy: LoadedPolicy, after: float) -> None:
+        waits = any(at - since >= after for since in self._pending.values())
+        if waits and self._run is None and policy.windows.check(self.moment(at)).allowed:
+            longest = [s.max_duration for s in policy.schedules]
+            self._plan(at, policy, None if None in longest else max(longest, default=None), at)  # type: ignore[type-var]
 
     def _plan(self, at: float, policy: LoadedPolicy, lasts: timedelta | None, due: float) -> None:
         counts = self.out.by_policy[policy.name]

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from defragd.policy.loaded import LoadedPolicy
 
 NOTES = (
-    "every policy acts as if its mode were Auto; trigger.startOn, faults, approvals and the breaker are not simulated",
+    "every policy acts as if its mode were Auto; of trigger.startOn only pendingPods is simulated; faults, approvals "
+    "and the breaker are not",
     "the scheduler is a model (free room, host resources, taints, selectors, HAMi's scores); spread and anti-affinity "
     "between pods are left out of it, not out of the plans",
     "newcomers are drawn from the mix that runs in the snapshot",
@@ -147,13 +148,13 @@ def _load(policies: tuple[str, ...]) -> tuple[LoadedPolicy, ...]:
 
 
 def _silent(policies: Sequence[LoadedPolicy]) -> list[str]:
-    return [
-        f"{policy.name} has no schedule, so it never runs here"
-        if not policy.schedules
-        else f"{policy.name} is suspended"
-        for policy in policies
-        if policy.suspended or not policy.schedules
-    ]
+    said = []
+    for policy in policies:
+        if policy.suspended:
+            said.append(f"{policy.name} is suspended")
+        elif not (policy.schedules or policy.trigger.start_on.pending_pods):
+            said.append(f"{policy.name} has no schedule and no startOn.pendingPods, so it never runs here")
+    return said
 
 
 def _planner(limit: float, max_steps: int | None) -> Any:

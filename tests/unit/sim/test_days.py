@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from defragd.cli.main import run as cli
+from defragd.core.plan import PlanReply, Score
 from defragd.core.planner import plan
 from defragd.core.snapshot import Snapshot
 from defragd.hami.vendors import VENDORS
@@ -91,6 +92,28 @@ def test_a_policy_that_does_nothing_changes_nothing(world: Snapshot) -> None:
     full = Demand(turnover=0.3, growth=1.3)
     idle = policy("  gain: {total: 1000000}\n")
     assert play(world, idle, demand=full).out.samples == play(world, demand=full).out.samples
+
+
+def test_pending_pods_start_runs_without_a_schedule(world: Snapshot) -> None:
+    text = POLICY.replace("best-fit", "make-room").replace('  schedule: {cron: "0 2 * * *", maxDuration: 2h}\n', "")
+    signal = text.replace("{minFragmentation: 0.0}", "{startOn: {pendingPods: {after: 2m}}}")
+    full = changes(world, Demand(turnover=0.5, growth=1.4), 2)
+    nothing = Score(0.5, 0.5, 0, 0)
+
+    def runs(source: str) -> int:
+        simulation = Days(
+            world,
+            full,
+            began=BEGAN,
+            days=2,
+            policies=load_text(source).policies,
+            planner=lambda request: PlanReply(request.policy, request.strategy, "L", nothing, nothing),
+            vendors=VENDORS,
+        )
+        return simulation.play().runs
+
+    assert runs(text) == 0
+    assert runs(signal) > 0
 
 
 def test_budgets_and_cooldowns_hold(world: Snapshot) -> None:
