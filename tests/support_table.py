@@ -275,7 +275,9 @@ Below HAMi 2.10:
 `defragd doctor` says which version it sees and what that means. Version 2.10 is judged by decisions recorded from its
 scheduler and by random worlds asked of it (`python -m tests.differential --hami PATH`).
 
-## Where we differ from the schedulers, always on the safe side
+## Where we differ from the schedulers
+
+On the safe side:
 
 | We refuse, they accept | Why |
 |---|---|
@@ -286,8 +288,9 @@ scheduler and by random worlds asked of it (`python -m tests.differential --hami
 | resource claims (DRA), volumes whose place is unknown | where they fit cannot be told from what is read |
 | a node that is not Ready | its taint may be a moment late |
 
-For up to 15 seconds after a pod with a quality of service went to an idle sliced MetaX device whose plugin reports none
-yet, HAMi holds the pod's against others there; we know it from the plugin's report only.
+Not on the safe side, seen in random worlds: sliced MetaX devices with a quality-of-service policy. HAMi refuses some of
+them for the quality of service where we see room (or name another reason), because it remembers more than the plugin's
+report shows. Such a move may wait at its target and is then given up.
 
 With more than 12 devices on a node HAMi's sort leaves the order of equal devices open: which of them an unpinned pod
 gets is then not forecast.
