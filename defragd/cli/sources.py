@@ -179,6 +179,9 @@ def find_policy(reference: str, policies: tuple[str, ...] = ()) -> tuple[LoadedP
     if policies:
         found = load_policies(list(policies))
         policy = found.get(reference)
+        twice = [str(problem) for problem in found.errors if f'"{reference}" is the name of the policy' in str(problem)]
+        if policy is not None and twice:
+            raise ConfigError("\n".join(twice))
         if policy is not None:
             return policy, found
         require(found)

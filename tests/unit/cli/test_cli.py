@@ -378,3 +378,13 @@ def test_a_reader_that_goes_away_is_no_error(world):
         timeout=60,
     )
     assert "Traceback" not in done.stderr and "error" not in done.stderr
+
+
+def test_a_name_that_two_policies_have_is_not_guessed(world, policy, tmp_path):
+    folder = tmp_path / "two"
+    folder.mkdir()
+    for name in ("a.yaml", "b.yaml"):
+        (folder / name).write_text(Path(policy).read_text())
+    code, out, err = call("plan", "--policy", "nightly", "--policies", str(folder), "--snapshot", world)
+    assert (code, out) == (2, "")
+    assert "b.yaml" in err and "already" in err
