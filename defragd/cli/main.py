@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import importlib.util
 import os
@@ -41,6 +42,8 @@ COMMANDS: dict[str, str] = {
 """Commands and their one-line help, so that listing them imports none of them."""
 PACKAGE = "defragd.cli.commands"
 VERBOSE = ("-v", "--verbose")
+UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""Full or failing disks behind a redirected output."""
 
 
 def _module(name: str) -> str:
@@ -104,7 +107,8 @@ def run(args: list[str], *, verbose: bool = False) -> int:
     plugin = os.path.basename(sys.argv[0] or "").startswith("kubectl-")
     try:
         result = cli.main(args=args, prog_name="kubectl defrag" if plugin else "defragd", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except SystemExit as stop:
         return _code(stop.code)
     except click.exceptions.Exit as stop:
@@ -116,7 +120,7 @@ def run(args: list[str], *, verbose: bool = False) -> int:
         return 0
     except click.UsageError as error:
         hint = f" (see '{error.ctx.command_path} --help')" if error.ctx else ""
-        return _fail(error.format_message().strip().rstrip(".") + hint, 2)
+        return _fail(" ".join(error.format_message().split()).rstrip(".,") + hint, 2)
     except click.ClickException as error:
         return _fail(error.format_message(), 2)
     except BrokenPipeError:
@@ -130,6 +134,8 @@ def run(args: list[str], *, verbose: bool = False) -> int:
     except Exception as error:  # noqa: BLE001 - the last resort: one line instead of a traceback
         if verbose:
             traceback.print_exc()
+        if isinstance(error, OSError) and error.errno in UNWRITABLE:
+            return _fail(f"output cannot be written: {error.strerror}", 1)
         text = " ".join(str(error).split())[:300]
         return _fail(f"internal error: {type(error).__name__}: {text} (run again with -v for the traceback)", 1)
     return _code(result)

@@ -90,6 +90,7 @@ def run_demo(
                 if not once and not stop.is_set():
                     say(
                         f"\nThe daemon goes on: UI {server.url}/, API {server.url}/api/v1/cluster-info. Ctrl-C ends it."
+                        f"\nIts clock runs {speed:g} times as fast as yours, so its times are ahead."
                     )
                     stop.wait()
             finally:

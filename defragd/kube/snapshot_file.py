@@ -120,7 +120,7 @@ def load_stores(path: str) -> tuple[dict[str, Store[Any]], Mapping[str, str] | N
     if not items["Node"] and not problems["Node"]:
         there = ", ".join(sorted(seen)) or "nothing"
         raise SnapshotError(
-            f"{path}: holds {there} but no Node; make it with: kubectl get nodes,pods,pdb,rs -A -o json"
+            f"{path}: holds {there} but no Node; make it with: kubectl get nodes,pods,pdb,rs,deploy,sts -A -o json"
         )
     annotations = found.metadata.annotations if found.metadata else None
     return _fill(table, items, problems, (annotations or {}).get(KNOWN)), annotations
@@ -196,7 +196,7 @@ def _read(path: str) -> bytes:
         except (EOFError, OSError, zlib.error) as err:
             raise SnapshotError(f"{path}: the gzip file is cut off or damaged ({err}); make it anew") from err
     if not data.strip():
-        raise SnapshotError(f"{path}: is empty; make it with: kubectl get nodes,pods,pdb,rs -A -o json")
+        raise SnapshotError(f"{path}: is empty; make it with: kubectl get nodes,pods,pdb,rs,deploy,sts -A -o json")
     return data
 
 
@@ -213,7 +213,9 @@ def _parse(path: str, data: bytes) -> _File:
         raise SnapshotError(f"{path}: is a {found.kind} without items; the file is cut off or not what kubectl prints")
     if not found.kind.endswith("List") or found.items is None:
         what = f"a {found.kind}" if found.kind else "no Kubernetes object"
-        raise SnapshotError(f"{path}: is {what}, want a v1 List as kubectl get nodes,pods,pdb,rs -A -o json prints it")
+        raise SnapshotError(
+            f"{path}: is {what}, want a v1 List as kubectl get nodes,pods,pdb,rs,deploy,sts -A -o json prints it"
+        )
     return found
 
 

@@ -428,7 +428,7 @@ class PolicySpec(Section):
     @field_validator("schedule", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
-        return [value] if isinstance(value, dict) else value
+        return [value] if isinstance(value, (dict, str)) else value
 
 
 class DefragPolicy(Section):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from defragd.cli import sources
-from defragd.cli.printers import Table, emit, no_headers_option, output_option, warn_refusals
+from defragd.cli.printers import Table, emit, no_headers_option, output_option, warn, warn_refusals
 
 if TYPE_CHECKING:
     from defragd.core.model import Node
@@ -40,6 +40,8 @@ def command(
     """
     world = sources.read_cluster(snapshot, kubeconfig, context, hami_namespace, hami_config)
     value = compute(world, pool_label)
+    if not world.devices:
+        warn(["nothing to score: no node has a device that HAMi registered (annotation hami.io/node-...register...)"])
     warn_refusals([{"object": p.object, "reason": p.reason, "detail": p.detail} for p in world.problems])
     levels = (level,) if level else ("cluster", "pool", "node") if output == "wide" else ("cluster", "pool")
 

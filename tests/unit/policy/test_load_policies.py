@@ -126,7 +126,7 @@ PLACES = [
     ('  schedule: {cron: "@daily", timeZone: ../../etc/passwd}\n', "unknown time zone"),
     ('  schedule: {cron: "@daily", timeZone: Europe}\n', "unknown time zone"),
     ("  schedule: {}\n", 'f.yaml:6:13: spec.schedule: field "cron" is required'),
-    ("  schedule: daily\n", 'f.yaml:6:13: spec.schedule: a list is expected, not the text "daily"'),
+    ("  schedule: daily\n", 'f.yaml:6:13: spec.schedule: an object (name: value) is expected, not the text "daily"'),
     ("  windows: [{}]\n", "f.yaml:6:13: spec.windows[0]: needs exactly one of allow and deny"),
     ('  windows: [{deny: {cron: "@daily"}}]\n', "spec.windows[0].deny: duration is missing"),
     ("  windows: [{deny: {from: 2026-12-24}}]\n", "spec.windows[0].deny: to is missing"),
