@@ -388,3 +388,17 @@ def test_a_name_that_two_policies_have_is_not_guessed(world, policy, tmp_path):
     code, out, err = call("plan", "--policy", "nightly", "--policies", str(folder), "--snapshot", world)
     assert (code, out) == (2, "")
     assert "b.yaml" in err and "already" in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_one_line():
+    """A full disk, and no standard output at all."""
+    command = [sys.executable, "-m", "defragd.cli.main", "policy", "list", "policies", "-o", "yaml"]
+    root = Path(__file__).parents[3]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=root, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "error: output cannot be written: No space left on device\n")
+    closed = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, cwd=root, timeout=60
+    )
+    assert (closed.returncode, closed.stderr) == (0, "")
