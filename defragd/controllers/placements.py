@@ -42,6 +42,7 @@ from defragd.ports import (
     Outcome,
     PlacementStore,
     PodWriter,
+    Written,
 )
 
 MAX_AGE_SECONDS = 90.0
@@ -89,7 +90,7 @@ class PlacementController:
         why nothing new may begin ("" = it may); what is under way goes on. ``lane``: where calls run (default: at
         once, in this thread)."""
         self._reader, self._placements, self._pods = reader, placements, pods
-        self._sender = Sender(placements, pods, events)
+        self._sender = Sender(placements, pods, events, clock.monotonic)
         self._lane = lane or InlineLane()
         self._leadership, self._heartbeats, self._clock, self._hook = leadership, heartbeats, clock, hook
         self._vendors, self._schedulers, self._tuning = vendors, schedulers, tuning
@@ -106,7 +107,7 @@ class PlacementController:
         self._coming: dict[str, Placement] = {}
         """Placements whose status is being written, as they will be."""
         self._epoch = 0
-        """Term as leader: answers that come after a lost lease belong to an earlier one and teach nothing."""
+        """Term as leader: answers to calls of an earlier one teach nothing."""
         self._writes = 0
         self.beat = clock.monotonic()
 
@@ -214,6 +215,7 @@ class PlacementController:
     def lost(self) -> None:
         """This replica does not lead (any more): what it knows belongs to an earlier term."""
         self._epoch += 1
+        self._sender.epoch = self._epoch
         self._coming.clear()
         self._memories.clear()
         self._mine.clear()
@@ -248,7 +250,8 @@ class PlacementController:
         return self._clock.now()
 
     def _submit(self, placement: Placement, decision: Decision, before: Memory, world: World) -> None:
-        task = Task(placement, decision.status, decision.actions, decision.memory, before, self._epoch)
+        tick = self._clock.monotonic()
+        task = Task(placement, decision.status, decision.actions, decision.memory, before, self._epoch, tick)
         if decision.status is not None and task.written.open:
             self._coming[placement.key] = world.coming[placement.key] = task.written
             world.promised()
@@ -283,7 +286,7 @@ class PlacementController:
         if world is not None and world.coming.pop(key, None) is not None:
             world.promised()
         if report.stored is not None and not report.stored.ok:
-            self._retry_later(report)
+            self._retry_later(report.stored, key)
             self._memories[key] = task.before
             return
         placement = task.placement
@@ -305,13 +308,10 @@ class PlacementController:
                 self._hook("recycle" if action.recycle else "eviction", fields)
         self._memories[key] = memory
 
-    def _retry_later(self, report: Report) -> None:
-        answer, key = report.stored, report.task.placement.key
-        assert answer is not None
+    def _retry_later(self, answer: Written, key: str) -> None:
         pause = max(WRITE_PAUSE.get(answer.outcome, 1.0), answer.retry_after or 0.0)
         self._not_before[key] = self._clock.monotonic() + pause
-        fields = {"placement": key, "outcome": str(answer.outcome), "reason": answer.message}
-        self._hook("placement.retry", fields)
+        self._hook("placement.retry", {"placement": key, "outcome": str(answer.outcome), "reason": answer.message})
 
     # -- gates ----------------------------------------------------------------------------------------------------
 

@@ -6,17 +6,22 @@ is not carried out once the lease is in doubt.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from defragd.core.placement import KIND, Placement, PlacementStatus
 from defragd.core.placement_world import Action, Emit, Evict, Memory, PatchPod
 from defragd.ports import EventSink, Note, Outcome, PlacementStore, PodWriter, Written
 
+STALE_SECONDS = 2.0
+"""A decision that waited longer for its turn is not carried out but made anew."""
+STALE = Written(Outcome.CONFLICT, "not sent: the decision is out of date")
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """What a decision asks for. ``memory`` is the decision's, ``before`` the one to go back to when the status cannot
-    be stored; ``epoch`` tells tasks of an earlier term as leader."""
+    be stored; ``epoch`` tells tasks of an earlier term as leader; ``decided``: monotonic seconds."""
 
     placement: Placement
     status: PlacementStatus | None
@@ -24,6 +29,7 @@ class Task:
     memory: Memory
     before: Memory
     epoch: int = 0
+    decided: float = 0.0
 
     @property
     def written(self) -> Placement:
@@ -45,16 +51,22 @@ class Report:
 
 
 class Sender:
-    """The ports a decision is carried out with."""
+    """The ports a decision is carried out with. ``epoch`` is the present term as leader."""
 
-    def __init__(self, placements: PlacementStore, pods: PodWriter, events: EventSink) -> None:
-        self._placements, self._pods, self._events = placements, pods, events
+    def __init__(
+        self, placements: PlacementStore, pods: PodWriter, events: EventSink, monotonic: Callable[[], float]
+    ) -> None:
+        self._placements, self._pods, self._events, self._monotonic = placements, pods, events, monotonic
+        self.epoch = 0
+
+    def _stale(self, task: Task) -> bool:
+        return task.epoch != self.epoch or self._monotonic() - task.decided > STALE_SECONDS
 
     def carry_out(self, task: Task) -> Report:
         """Nothing is done on the strength of a status that is not known to be stored. Raises NotLeader."""
         stored = None
         if task.status is not None:
-            stored = self._placements.write_status(task.placement, task.status)
+            stored = STALE if self._stale(task) else self._placements.write_status(task.placement, task.status)
             if not stored.ok:
                 return Report(task, stored)
         answers: list[tuple[Evict | PatchPod, Written]] = []
@@ -63,8 +75,14 @@ class Sender:
                 if all(answer.outcome in (Outcome.OK, Outcome.UNKNOWN) for _, answer in answers):
                     self._emit(task.placement, action)
                 continue
-            answers.append((action, self._send(action)))
+            stop = self._stale(task) or (isinstance(action, Evict) and self._withdrawn(task.placement))
+            answers.append((action, STALE if stop else self._send(action)))
         return Report(task, stored, tuple(answers))
+
+    def _withdrawn(self, placement: Placement) -> bool:
+        """The placement was deleted while the call waited for its turn."""
+        found = self._placements.get(placement.namespace, placement.name)
+        return found is None or found.deleting or found.uid != placement.uid
 
     def _send(self, action: Evict | PatchPod) -> Written:
         if isinstance(action, Evict):
