@@ -15,7 +15,7 @@ def plan_to_json(reply: PlanReply) -> dict[str, Any]:
         "strategy": reply.strategy,
         "dryRun": True,
         "score": {
-            "name": reply.score_name,
+            "name": reply.score_name if reply.score_name in ("phi", "devices", "nodes") else "L",
             "before": _objective(reply, reply.before),
             "after": _objective(reply, reply.after),
         },

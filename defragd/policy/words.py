@@ -11,6 +11,7 @@ from typing import Any
 
 from defragd.core.duration import format_duration
 from defragd.core.rules import Cap, Rules
+from defragd.policy.fields import to_camel
 from defragd.policy.loaded import LoadedPolicy
 from defragd.policy.schedule import next_starts
 from defragd.policy.schema import StartOnSpec
@@ -37,7 +38,7 @@ def _for(span: timedelta | None) -> str:
 
 
 def _what(policy: LoadedPolicy) -> list[str]:
-    given = [f"{key}={value!r}" for key, value in policy.args.items() if value is not None and value != ""]
+    given = [f"{to_camel(key)}={value!r}" for key, value in policy.args.items() if value is not None and value != ""]
     args = ", ".join(given) or "no arguments"
     mode = {
         "DryRun": "plans and reports, moves nothing",
