@@ -23,13 +23,16 @@ SMALL_WORLD = 600
 LARGE_STEPS = 0
 
 
-def improve(scene: Scene, objective: str, *, use_idle_nodes: bool) -> Proposal:
-    """Moves that improve ``objective`` within the policy's caps."""
+def improve(scene: Scene, objective: str, *, use_idle_nodes: bool, enough: int | None = None) -> Proposal:
+    """Moves that improve ``objective`` within the policy's caps. ``enough``: idle devices to win, then it ends."""
     desk = Desk(scene, objective, use_idle_nodes=use_idle_nodes)
     if objective == "nodes":
         empty_nodes(desk, scene.rules.budgets.total)
     elif objective == "devices":
-        DeviceFreer(desk, scene.rules.budgets.total).run()
+        freer = DeviceFreer(desk, scene.rules.budgets.total, enough=enough)
+        freer.run()
+        if desk.world.value >= freer.enough:
+            return Proposal(moves=desk.places(), objective=objective)
     greedy = Greedy(
         desk.world,
         desk.cost,
@@ -43,6 +46,8 @@ def improve(scene: Scene, objective: str, *, use_idle_nodes: bool) -> Proposal:
     greedy.moved = dict.fromkeys(desk.moved())
     stopped = greedy.run()
     steps = scene.max_steps if scene.max_steps is not None else _steps(desk.world)
+    if enough is not None:
+        steps = min(steps, LEAST_STEPS)
     if stopped != "time" and steps > 0:
         stopped = _search(desk, greedy, steps)
     return Proposal(

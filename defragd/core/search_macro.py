@@ -42,8 +42,10 @@ def empty_nodes(desk: Desk, limit: int | None) -> None:
 class DeviceFreer:
     """Frees shared devices, one pod each first, with one other pod moved on where the host is full."""
 
-    def __init__(self, desk: Desk, limit: int | None) -> None:
+    def __init__(self, desk: Desk, limit: int | None, *, enough: int | None = None) -> None:
         self.desk, self.limit = desk, limit
+        self.enough = np.inf if enough is None else desk.world.value + enough
+        """Value (idle devices) at which it ends."""
         self.places = Places(desk.world)
         self.moved = set(desk.moved())
         self._nowhere: set[int] = set()
@@ -63,7 +65,7 @@ class DeviceFreer:
         ]
         targets.sort(key=lambda d: (len(on_device[d]), world.use[d][3], d))
         for device in targets:
-            if self.desk.scene.should_stop() or self._left() < 1:
+            if self.desk.scene.should_stop() or self._left() < 1 or world.value >= self.enough:
                 return
             pods = [p for p in on_device[device] if world.spot[p] is not None and device in world.spot[p].devices]  # type: ignore[union-attr]
             if pods and len(pods) == world.use[device][1] and not self.moved & set(pods):

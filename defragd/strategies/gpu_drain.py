@@ -5,6 +5,7 @@ Arguments (``strategy.args`` of a policy), one of:
 - ``device``: a device UUID, or ``NODE/gpu-I`` (I = index on the node);
 - ``unhealthy: true``: every device reported unhealthy;
 - ``count: K``: the K devices that are cheapest to free (summed cost of their pods); pods go to devices in use only.
+  Where fewer can be emptied one by one, chains of moves are searched that leave K more devices idle.
 
 A device is emptied completely or not touched, unless the policy accepts partial goals (``partial``). Pods that hold
 several devices move with all of them. Idle nodes of four devices or more are refilled only when nothing else has room.
@@ -18,8 +19,11 @@ import numpy as np
 
 from defragd.core.desk import Desk
 from defragd.core.drain import Drainer, Target
+from defragd.core.moves import landed
 from defragd.core.plan import Refusal
 from defragd.core.reasons import Reason
+from defragd.core.search import improve
+from defragd.core.snapshot import collapse
 from defragd.core.strategy import Proposal, Scene
 
 PUSHES = 2
@@ -95,7 +99,24 @@ def _cheapest(scene: Scene, count: int) -> Proposal:
     targets = [t for t in targets if not t.blockers and drainer.pods_on(t)]
     targets.sort(key=lambda t: (drainer.cost(t), min(t.devices)))
     drainer.try_cheap(targets, count, near=True, patience=PATIENCE)
+    if len(drainer.out.done) < count and not scene.should_stop():
+        found = improve(scene, "devices", use_idle_nodes=False, enough=count)
+        if freed(scene, found) >= count:
+            keys = frozenset(key for key, _ in found.moves)
+            return Proposal(moves=found.moves, goals=(keys,), score_name="devices", trim=False)
     return finish(desk, drainer, wanted=count, unit="devices", quiet=True)
+
+
+def freed(scene: Scene, found: Proposal) -> int:
+    """Devices that would be idle after the moves and are not now, less those that are idle only now."""
+    fleet, held = scene.arena.fleet, scene.arena.books.slots
+    slots = held.copy()
+    for key, place in found.moves:
+        pod = scene.movable[key]
+        for sign, now in ((-1, pod), (1, landed(pod, place, scene.snapshot.devices))):
+            for uuid, (count, _, _) in collapse(now.allocations, init_done=now.init_done).items():
+                slots[fleet.device_index[uuid]] += sign * count
+    return int((slots == 0).sum() - (held == 0).sum())
 
 
 def _in_scope(scene: Scene) -> list[int]:
