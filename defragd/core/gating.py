@@ -83,6 +83,9 @@ def may_take(placement: Placement, pod: Pod) -> bool:
     so another ordinal of the set is not the replacement; the UID tells the old pod from the new one."""
     if pod.namespace != placement.namespace:
         return False
+    if pod.created and placement.created and pod.created < placement.created.replace(microsecond=0):
+        # left over from an earlier placement; a pin on it would not be recognised as ours after a crash
+        return False
     if wants_owner(placement):
         owner = pod.owner
         if owner is None or owner.uid != placement.status.owner_uid or pod.uid == placement.status.evicted_uid:
