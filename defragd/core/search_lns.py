@@ -148,7 +148,6 @@ class Lns:
         return "complete" if self.done < self.steps else "steps"
 
     def _roll(self) -> float:
-        """Uniform in [0, 1)."""
         if not self._dice:
             self._dice = self.random.random(4096).tolist()
         return self._dice.pop()
