@@ -39,7 +39,8 @@ spec:
 """
 SHOWN = (
     "node-drain", "count=3", "Approve", "17 3 * * *", "Asia/Shanghai", "11m", "1h35m", "0 9 * * *", "0 1 * * *", "0.21",
-    "13 pods", "6 nodes", "40%", "9m", "14 moves failed", "38m", "0.33", "44m", "4m", "3m", "pool In x1", "tier In y2", "z3", "A100", "29m",
+    "13 pods", "6 nodes", "40%", "9m", "14 moves failed", "38m", "0.33", "44m", "4m", "3m", "pool In x1",
+    "tier In y2", "z3", "A100", "29m",
     "7 replicas", "4242", "no PodDisruptionBudget covers", "gangs", "0.125", "0.5", "51 moves", "61 in 24", "6 at once",
     "23%", "8 a run", "31s", "9 starts", "1m2s", "5h", "33m", "27%", "19h", "deletion costs",
 )  # fmt: skip
