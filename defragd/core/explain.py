@@ -176,11 +176,14 @@ class Explainer:
         }
 
     def find_device(self, name: str) -> Device | None:
-        """By UUID, or by ``NODE/gpu-I`` with the device's index on its node."""
+        """By UUID, by ``NODE/UUID`` as plans print it, or by ``NODE/gpu-I`` with the device's index on its node."""
         found = self.snapshot.devices.get(name)
         if found is not None:
             return found
         node_name, _, word = name.rpartition("/")
+        found = self.snapshot.devices.get(word)
+        if found is not None and found.node == node_name:
+            return found
         node = self.snapshot.nodes.get(node_name)
         if node is None or not word.startswith("gpu-") or not re.fullmatch("[0-9]{1,6}", word[4:]):
             return None

@@ -117,6 +117,8 @@ def test_emptying_a_device_may_use_the_rest_of_its_node_but_emptying_the_node_ma
     state = world({"n1": [device("n1", 0), device("n1", 1)]}, [pod("a", "n1", "n1-g0", 8)])
     assert explainer(state).device("n1-g0")["verdict"] == "drainable"
     assert explainer(state).device("n1/gpu-0")["name"] == "n1-g0"
+    assert explainer(state).device("n1/n1-g0")["name"] == "n1-g0"
+    assert explainer(state).device("n2/n1-g0") is None
     assert explainer(state).node("n1")["verdict"] == "blocked"
     for odd in ("n1/gpu-²", "n1/gpu-", "n1/gpu--1", "n1/gpu-9999999999"):
         assert explainer(state).device(odd) is None
