@@ -1,5 +1,8 @@
 """Runs every suite that `make check` leaves out and fails when a test was skipped: a skip hides what was not shown.
 
+Two workers share the files, each with a control plane of its own. Tests that talk to real processes depend on the
+machine's moods: what failed is run once more, alone, and both the failure and the second verdict stay in the output.
+
 python -m tests.require [pytest arguments]
 """
 
@@ -29,7 +32,11 @@ class NoSkips:
 
 def main(arguments: list[str]) -> int:
     plugin = NoSkips()
-    code = pytest.main(["-q", "-m", MARKS, "--durations=15", *(arguments or ["tests"])], plugins=[plugin])
+    wanted = ["-q", "-m", MARKS, "--durations=15", *(arguments or ["tests"])]
+    code = pytest.main([*wanted, "-n", "2", "--dist", "loadfile"], plugins=[plugin])
+    if code == pytest.ExitCode.TESTS_FAILED:
+        print("\nonce more, what failed, one after the other:", flush=True)
+        code = pytest.main([*wanted, "--last-failed", "--last-failed-no-failures", "none"], plugins=[plugin])
     return int(code) or int(bool(plugin.skipped))
 
 

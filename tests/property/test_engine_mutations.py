@@ -18,7 +18,6 @@ from defragd.core import gating, placement_arrival, placement_evicting, placemen
 from defragd.core.placement_world import World
 from defragd.ports import Outcome
 from tests.property.test_engine_chaos import chaos
-from tests.support import engine_world
 from tests.support.engine_world import EngineWorld, node
 from tests.unit.controllers import test_placement_engine, test_placement_safety
 
@@ -171,7 +170,6 @@ BREAKAGES: dict[str, Break] = {
     "acting on a status that is not stored": _acts_on_unstored,
     "a lost answer of a pin taken for a refusal": _forgets_unknown,
     "evictions under way use up no budget": _no_ledger_in_flight,
-    "the fence stays open": _set(engine_world.Access, "fence", lambda self: None),
     "a pin whose answer is lost does not stick": _no_sticky,
     "surplus pods are not let go by the leader": _set(
         placements.PlacementController, "_let_surplus_go", lambda *_: None

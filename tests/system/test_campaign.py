@@ -123,7 +123,11 @@ def test_approval_pauses_reload_and_restart(cluster: Cluster, start_daemon: Call
     held = len(desk.placements())
     desk.annotate_run(name, None)
     end = desk.wait(lambda r: phase(r) == "Completed", "the next leader carries it to its end", 150)
-    assert end["status"]["counts"]["done"] == end["status"]["counts"]["planned"] >= held
+    counts = end["status"]["counts"]
+    # the killed replica's webhook may have been the one asked in that moment: then that pod came unpinned, and is said
+    assert counts["done"] + counts.get("failed", 0) == counts["planned"] >= held
+    failed = [move for move in end["status"]["moves"] if move["state"] == "Failed"]
+    assert [move["reason"] for move in failed] in ([], ["Unpinned"])
     cluster.wait_ready(len(before))
     accepted = [
         r.precondition_uid
