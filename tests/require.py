@@ -8,6 +8,7 @@ python -m tests.require [pytest arguments]
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -31,13 +32,17 @@ class NoSkips:
 
 
 def main(arguments: list[str]) -> int:
+    again = "--again" in arguments
+    chosen = [argument for argument in arguments if argument != "--again"] or ["tests"]
+    how = ["--last-failed"] if again else ["-n", "2", "--dist", "loadfile"]
     plugin = NoSkips()
-    wanted = ["-q", "-m", MARKS, "--durations=15", *(arguments or ["tests"])]
-    code = pytest.main([*wanted, "-n", "2", "--dist", "loadfile"], plugins=[plugin])
-    if code == pytest.ExitCode.TESTS_FAILED:
+    code = pytest.main(["-q", "-m", MARKS, "--durations=15", *how, *chosen], plugins=[plugin])
+    if plugin.skipped:
+        return int(code) or 1
+    if code == pytest.ExitCode.TESTS_FAILED and not again:
         print("\nonce more, what failed, one after the other:", flush=True)
-        code = pytest.main([*wanted, "--last-failed", "--last-failed-no-failures", "none"], plugins=[plugin])
-    return int(code) or int(bool(plugin.skipped))
+        return subprocess.run([sys.executable, "-m", "tests.require", "--again", *arguments], check=False).returncode
+    return int(code)
 
 
 if __name__ == "__main__":
