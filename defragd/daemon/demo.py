@@ -100,8 +100,9 @@ def run_demo(
     return code
 
 
-def _replica(access: SimAccess, policies: Policies, hook: Hook) -> Replica:
-    ports = Ports(
+def sim_ports(access: SimAccess) -> Ports:
+    """The simulated cluster as everything that a replica needs of the outside."""
+    return Ports(
         reader=access,
         placements=access.placements,
         runs=access.runs,
@@ -111,8 +112,11 @@ def _replica(access: SimAccess, policies: Policies, hook: Hook) -> Replica:
         heartbeats=access.heartbeats,
         clock=access.clock,
     )
+
+
+def _replica(access: SimAccess, policies: Policies, hook: Hook) -> Replica:
     return Replica(
-        ports,
+        sim_ports(access),
         policies=policies,
         planner=ChildPlanner(),
         hook=hook,

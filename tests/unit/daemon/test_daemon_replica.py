@@ -9,8 +9,9 @@ import pytest
 
 from defragd.core.plan import Refusal
 from defragd.core.run import Run, RunPhase
+from defragd.daemon.demo import sim_ports
 from defragd.daemon.policies import Policies
-from defragd.daemon.replica import PAUSED, Ports, Replica, paused_by
+from defragd.daemon.replica import PAUSED, Replica, paused_by
 from defragd.errors import NotLeader
 from defragd.hami.vendors import VENDORS
 from defragd.sim.access import SimAccess
@@ -39,18 +40,8 @@ def replica(access: SimAccess, tmp_path: Path) -> Replica:
     (tmp_path / "now.yaml").write_text(POLICY)
     policies = Policies([tmp_path], clock=access.clock, hook=lambda event, fields: None)
     policies.load()
-    ports = Ports(
-        reader=access,
-        placements=access.placements,
-        runs=access.runs,
-        pods=access,
-        events=access,
-        leadership=access.leadership,
-        heartbeats=access.heartbeats,
-        clock=access.clock,
-    )
     return Replica(
-        ports,
+        sim_ports(access),
         policies=policies,
         planner=HerePlanner(),
         hook=lambda event, fields: None,

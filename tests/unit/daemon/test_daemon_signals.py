@@ -10,8 +10,9 @@ import pytest
 from defragd.core.free import DELETION_COST, OURS
 from defragd.core.model import DeviceRequest
 from defragd.core.run import RunPhase
+from defragd.daemon.demo import sim_ports
 from defragd.daemon.policies import Policies
-from defragd.daemon.replica import Ports, Replica
+from defragd.daemon.replica import Replica
 from defragd.hami.vendors import VENDORS
 from defragd.sim.access import SimAccess
 from defragd.sim.cluster import SimCluster
@@ -39,18 +40,8 @@ def boot(cluster: SimCluster, folder: Path, spec: str) -> Replica:
     (folder / "p.yaml").write_text(HEAD + spec)
     policies = Policies([folder], clock=access.clock, hook=lambda event, fields: None)
     assert not policies.load().errors
-    ports = Ports(
-        reader=access,
-        placements=access.placements,
-        runs=access.runs,
-        pods=access,
-        events=access,
-        leadership=access.leadership,
-        heartbeats=access.heartbeats,
-        clock=access.clock,
-    )
     return Replica(
-        ports,
+        sim_ports(access),
         policies=policies,
         planner=HerePlanner(),
         hook=lambda event, fields: None,
