@@ -32,7 +32,7 @@ from defragd.kube.cluster import KubeCluster, SystemClock
 from defragd.kube.discovery import ServerVersion, read_installation, require_resources, server_version
 from defragd.kube.events import KubeEvents
 from defragd.kube.heartbeats import KubeHeartbeats
-from defragd.kube.leader import LeaderElector
+from defragd.kube.leader import AlwaysLeader, LeaderElector
 from defragd.kube.webhook_config import CONDITIONS_SINCE
 from defragd.obs.logging import configure, get_logger
 from defragd.obs.metrics import Metrics
@@ -51,23 +51,6 @@ CERT_SECONDS = 30.0
 LEAVE_SECONDS = 3.0
 """After "unready": how long the endpoints may take to drop us before the servers stop."""
 SERVICE = "gpu-descheduler-webhook"
-
-
-class AlwaysLeader:
-    """ports.Leadership of --no-leader-elect: there is nobody else."""
-
-    def __init__(self, identity: str) -> None:
-        self._identity = identity
-
-    @property
-    def identity(self) -> str:
-        return self._identity
-
-    def is_leader(self) -> bool:
-        return True
-
-    def holder(self) -> str:
-        return self._identity
 
 
 def run(settings: Settings) -> int:
