@@ -6,7 +6,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 EFFORT ?= 0.2
-export PYTHONDONTWRITEBYTECODE = 1
+# every process the tests start would compile the package again without its bytecode
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help venv venv-run demo test check lint unit slow controlplane bench wheel clean
