@@ -8,7 +8,7 @@ and from its idle host CPU and memory.
 - ``fgd``: usable idle share U, worth w / min(R, C) (minus phi);
 - ``devices``: idle devices; ``nodes``: idle nodes, each counted by its share of the largest node's devices, nodes of
   fewer than `GUARDED` devices left out where there are larger ones;
-- ``auto``: loss, and among equal losses more idle devices and nodes.
+- ``auto``: loss; among equal losses more idle devices; among equal numbers of those more idle nodes, larger ones first.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from defragd.core.yardstick import Yardstick, idle_share
 
 GUARDED = 4
 """Idle nodes of at least this many devices are not refilled unless asked, and are what whole-node goals count."""
-TIE_DEVICE = 1e-8
-"""Worth of an idle device under ``auto``, in points of L: below any change of L that matters."""
-TIE_NODE = 2e-8
+TIE_DEVICE, DEVICES_PER_COPY = 5e-8, 20
+"""Worth of an idle device under ``auto``, in points of L, and how many of them weigh as one copy of any class."""
+NODES_PER_DEVICE, LARGEST = 8, 0.01
+"""So many idle nodes weigh as much as an idle device; what the largest node counts more than others do."""
 UNLIMITED = 1e15
 NOTHING = 0.25
 """Added to idle CPU and memory (whole numbers) so that a class asking for none is not limited by an idle 0."""
@@ -142,16 +143,23 @@ def host_limit(aim: Aim, cpu: Floats, host: Floats) -> Floats:
 def make_aim(name: str, yardstick: Yardstick, fleet: Fleet) -> Aim:
     """The objective ``name`` (auto, loss, fgd, devices or nodes) for this cluster."""
     size = fleet.size
+    nodes = len(size)
     largest = int(size.max(initial=0))
-    least = GUARDED if largest >= GUARDED else 1
-    open_nodes = (
-        fleet.node_open & np.logical_and.reduceat(fleet.device_open, fleet.first[:-1]) if len(size) else size > 0
-    )
-    counted: Bools = open_nodes & (size >= least)
-    worth = np.where(counted, size / max(largest, 1), 0.0)
-    classes = len(yardstick.keys)
     able_coef = np.where(yardstick.pooled > 0, yardstick.weight / np.maximum(yardstick.pooled, 1), 0.0)
     able_cap = yardstick.pooled.astype(np.float64)
+    classes = len(yardstick.keys)
+    # a closed device neither offers anything nor, while nobody holds it, keeps its node from being idle
+    open_devices = np.bincount(fleet.node_of[fleet.device_open], minlength=nodes)
+    share = size / max(largest, 1)
+    if name == "auto":
+        device = min([TIE_DEVICE, *(able_coef[able_coef > 0] / DEVICES_PER_COPY).tolist()])
+        worth = np.where(open_devices > 0, 1.0 + LARGEST * share, 0.0)
+        coef = np.concatenate([able_coef, [device, device / NODES_PER_DEVICE]])
+        cap = np.concatenate([able_cap, [UNLIMITED, UNLIMITED]])
+        return Aim(name, yardstick, coef, cap, worth, open_devices, classes, False, 2)
+    least = GUARDED if largest >= GUARDED else 1
+    counted: Bools = fleet.node_open & (open_devices == size) & (size >= least)
+    worth = np.where(counted, share, 0.0)
     if name == "fgd":
         reach = yardstick.reach
         coef = np.where(reach > 0, yardstick.weight / np.where(reach > 0, reach, 1.0), 0.0)
@@ -160,16 +168,4 @@ def make_aim(name: str, yardstick: Yardstick, fleet: Fleet) -> Aim:
         return Aim(name, yardstick, np.ones(1), np.full(1, UNLIMITED), worth, size, 0, False, 1)
     if name == "loss":
         return Aim(name, yardstick, able_coef, able_cap, worth, size, classes, False, 0)
-    if name != "auto":
-        raise ValueError(f"objective {name!r}: one of auto, loss, fgd, devices, nodes")
-    return Aim(
-        name,
-        yardstick,
-        np.concatenate([able_coef, [TIE_DEVICE, TIE_NODE]]),
-        np.concatenate([able_cap, [UNLIMITED, UNLIMITED]]),
-        worth,
-        size,
-        classes,
-        False,
-        2,
-    )
+    raise ValueError(f"objective {name!r}: one of auto, loss, fgd, devices, nodes")

@@ -27,6 +27,9 @@ from defragd.core.strategy import Proposal, Scene
 from defragd.core.tables import Spot
 from defragd.core.waves import Order, order
 
+SAME_LOSS = 1e-10
+"""Losses that differ by less are equal: one copy of any class weighs more."""
+
 
 @dataclass
 class _Draft:
@@ -108,7 +111,8 @@ class Build:
                 continue
             gains = self._gains(aim, draft.places, [steps[i].pod.key for wave in found.waves for i in wave])
             total = sum(gains.values())
-            if proposal.trim and draft.places and total <= max(self.scene.rules.gain.total, 1e-10):
+            worth = total > max(self.scene.rules.gain.total, 1e-10) and self._better(proposal, draft.places)
+            if proposal.trim and draft.places and not worth:
                 self._below(draft, total)
                 continue
             break
@@ -164,6 +168,18 @@ class Build:
         waves = [[(steps[i].pod, places[steps[i].pod.key], i in found.group) for i in wave] for wave in found.waves]
         _, refused = self.exact.replay(waves)
         return refused
+
+    def _better(self, proposal: Proposal, places: Mapping[str, Place]) -> bool:
+        """The state after the moves is better in the figures that people see: L, then idle devices, then idle nodes.
+        The weights of `core.aims` only stand for that order; here it is held to the letter."""
+        if proposal.objective != "auto":
+            return True
+        scene = self.scene
+        after = score_books(scene.arena.fleet, self._books_after(places), scene.yardstick)
+        less = self.before.loss - after.loss
+        if abs(less) > SAME_LOSS:
+            return less > 0
+        return (after.idle_devices, after.idle_nodes) > (self.before.idle_devices, self.before.idle_nodes)
 
     # -- figures ------------------------------------------------------------------------------------------------------
 
