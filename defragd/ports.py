@@ -95,6 +95,13 @@ class PlacementStore(Protocol):
     def delete(self, placement: Placement) -> Written: ...
 
 
+class ClaimWriter(Protocol):
+    def claim(self, placement: Placement, status: PlacementStatus) -> Written:
+        """The status write of an admission (pinning without gates): any replica may make it, in a second at most;
+        Conflict when ``placement.revision`` is no longer the newest."""
+        ...
+
+
 class RunStore(Protocol):
     def list(self) -> Sequence[Run]: ...
 

@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 
 from defragd.core.model import Pod
 from defragd.core.placement import GATE, PINNED, Placement, Step
+from defragd.core.placement_claims import strayed
 from defragd.core.placement_pin import can_widen, widen_patch
 from defragd.core.placement_steering import held_devices, steer_patches
 from defragd.core.snapshot import Snapshot
@@ -114,7 +115,11 @@ class Janitor:
         """Pods pinned for a placement that has ended or is gone, and still not bound: nobody watches over them."""
         now = self._clock.now()
         watched = {(p.namespace, p.name) for p in placements if p.open}
-        orphans = [pod for pod in snapshot.pods.values() if _stranded(pod, watched)]
+        orphans = [
+            pod
+            for pod in snapshot.pods.values()
+            if _stranded(pod) and ((pod.namespace, pod.annotations[PINNED]) not in watched or strayed(pod, placements))
+        ]
         known = {pod.uid for pod in orphans}
         self._orphans = {uid: since for uid, since in self._orphans.items() if uid in known}
         done = 0
@@ -147,14 +152,13 @@ class Janitor:
         return done
 
 
-def _stranded(pod: Pod, watched: set[tuple[str, str]]) -> bool:
-    name = pod.annotations.get(PINNED)
+def _stranded(pod: Pod) -> bool:
+    """Pinned by us and not bound."""
     return (
-        bool(name)
+        bool(pod.annotations.get(PINNED))
         and pod.phase == "Pending"
         and not pod.node
         and not pod.deleting
         and GATE not in pod.gates
         and (pod.owner is not None or can_widen(pod))
-        and (pod.namespace, name or "") not in watched
     )

@@ -84,14 +84,18 @@ class PlacementController:
         slice_seconds: float = 0.25,
         paused: Callable[[], str] = lambda: "",
         lane: Lane | None = None,
+        admission: str = "gate",
     ) -> None:
         """``seen``: newest placement revision that this replica's own webhook acts on (default: of the cache).
+        ``slice_seconds``: a cycle ends after about so long and starts again with a fresh snapshot. ``paused`` says
+        why nothing new may begin ("" = it may); what is under way goes on. ``lane``: where calls run (default: at
+        once, in this thread). ``admission``: how the webhooks keep pods for us, "gate" or "pin"."""``admission``: how the webhooks hold pods for us, "gate" or "pin". ``seen``: newest placement revision that this replica's own webhook acts on (default: of the cache).
         ``slice_seconds``: a cycle ends after about so long and starts again with a fresh snapshot. ``paused`` says
         why nothing new may begin ("" = it may); what is under way goes on. ``lane``: where calls run (default: at
         once, in this thread)."""
         self._reader, self._placements, self._pods = reader, placements, pods
         self._sender = Sender(placements, pods, events, clock.monotonic)
-        self._lane = lane or InlineLane()
+        self._lane, self._admission = lane or InlineLane(), admission
         self._leadership, self._heartbeats, self._clock, self._hook = leadership, heartbeats, clock, hook
         self._vendors, self._schedulers, self._tuning = vendors, schedulers, tuning
         self._seen = seen or (lambda: newest(placements))
@@ -192,6 +196,7 @@ class PlacementController:
             tuning=self._tuning,
             arrivals=arrivals(current.values(), snapshot, self._memories, now, self._tuning),
             coming=dict(self._coming),
+            admission=self._admission,
         )
 
     def _merge(self, stored: Collection[Placement]) -> dict[str, Placement]:

@@ -7,7 +7,7 @@ that is there already is merged with or left alone, so the patch of a patched po
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -36,7 +36,7 @@ def admit(
 
     ``placements``: all open ones this replica knows. ``resources``: names of device resources, by which a pod is
     recognised as HAMi's when its own webhook was down. ``mode`` "gate" is the way for API servers with scheduling
-    gates; with "pin" nothing is gated, because a pin at admission needs a claim that only the leader can grant.
+    gates; with "pin" this is the answer for a pod that has no claim on a place (`core.placement_claims`): steering.
     """
     pod = request.get("object")
     if request.get("operation", "CREATE") != "CREATE" or request.get("subResource") or not isinstance(pod, Mapping):
@@ -48,16 +48,14 @@ def admit(
     annotations = _map(meta, "annotations")
     if PINNED in annotations:
         return []
-    namespace = str(request.get("namespace") or meta.get("namespace") or "default")
-    name = str(meta.get("name") or "")
-    placement = waiting_placement(namespace, name, meta, placements) if mode == "gate" else None
+    placement = next(waiting_placements(*names_of(request, meta), meta, placements), None) if mode == "gate" else None
     if placement is not None and (hami or placement.spec.evict_pod):
         # the owner of a pod that HAMi placed makes pods for HAMi, also while HAMi's own webhook is down
         return _gate(meta, spec, placement, now)
     if not hami:
         return []
     changes = steering(annotations, held_devices(placements), vendors)
-    return _set_map("/metadata/annotations", annotations, changes, "annotations" in meta)
+    return set_map("/metadata/annotations", annotations, changes, "annotations" in meta)
 
 
 def is_hami(spec: Mapping[str, Any], schedulers: Collection[str], resources: Collection[str]) -> bool:
@@ -74,14 +72,19 @@ def is_hami(spec: Mapping[str, Any], schedulers: Collection[str], resources: Col
     return False
 
 
-def waiting_placement(
+def names_of(request: Mapping[str, Any], meta: Mapping[str, Any]) -> tuple[str, str]:
+    """Namespace and name ("" at the admission of a ReplicaSet's pod) of the pod that is being created."""
+    return str(request.get("namespace") or meta.get("namespace") or "default"), str(meta.get("name") or "")
+
+
+def waiting_placements(
     namespace: str, name: str, meta: Mapping[str, Any], placements: Iterable[Placement]
-) -> Placement | None:
-    """The open placement for which a coming pod may be the one. One with an evicted pod goes first: it must not lose
-    its replacement to a selector. At admission a ReplicaSet's pod has neither name nor UID."""
+) -> Iterator[Placement]:
+    """The open placements for which a coming pod may be the one. Those with an evicted pod go first: they must not lose
+    their replacement to a selector. At admission a ReplicaSet's pod has neither name nor UID."""
     owner = next((ref for ref in meta.get("ownerReferences") or () if ref.get("controller")), None)
     labels = _map(meta, "labels")
-    selected: Placement | None = None
+    selected: list[Placement] = []
     for placement in placements:
         if placement.namespace != namespace:
             continue
@@ -89,10 +92,10 @@ def waiting_placement(
             if owner is None or owner.get("uid") != placement.status.owner_uid:
                 continue
             if owner.get("kind") != "StatefulSet" or name == placement.spec.evict_pod:
-                return placement
-        elif selected is None and wants_selected(placement) and matches(placement.spec.pod_selector, labels):
-            selected = placement
-    return selected
+                yield placement
+        elif wants_selected(placement) and matches(placement.spec.pod_selector, labels):
+            selected.append(placement)
+    yield from selected
 
 
 def _gate(meta: Mapping[str, Any], spec: Mapping[str, Any], placement: Placement, now: datetime) -> list[Op]:
@@ -104,16 +107,14 @@ def _gate(meta: Mapping[str, Any], spec: Mapping[str, Any], placement: Placement
     else:
         deadline = now + MARGIN_UNOWNED
     ops: list[Op] = [{"op": "add", "path": "/spec/schedulingGates", "value": [*gates, {"name": GATE}]}]
-    ops += _set_map(
+    ops += set_map(
         "/metadata/annotations", _map(meta, "annotations"), {DEADLINE: format_time(deadline)}, "annotations" in meta
     )
-    ops += _set_map(
-        "/metadata/labels", _map(meta, "labels"), {PLACEMENT: label_value(placement.name)}, "labels" in meta
-    )
+    ops += set_map("/metadata/labels", _map(meta, "labels"), {PLACEMENT: label_value(placement.name)}, "labels" in meta)
     return ops
 
 
-def _set_map(path: str, old: Mapping[str, Any], changes: Mapping[str, str], there: bool) -> list[Op]:
+def set_map(path: str, old: Mapping[str, Any], changes: Mapping[str, str], there: bool) -> list[Op]:
     """Sets members of a map that may be absent or null. Keys escape ~ and / (RFC 6901)."""
     if not changes:
         return []

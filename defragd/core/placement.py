@@ -26,6 +26,9 @@ STEERED = f"{GROUP}/steered"
 PINNED = f"{GROUP}/pinned"
 """Annotation on a pod whose UUID list and node affinity are our pin: the placement's name."""
 
+CLAIM = f"{GROUP}/claim"
+"""Annotation on a pod that was pinned at admission: the token that its placement's status names as the claim."""
+
 RUN_LABEL = "defragd.io/run"
 MOVE_LABEL = "defragd.io/move"
 POLICY_LABEL = "defragd.io/policy"
@@ -127,6 +130,9 @@ class PlacementStatus:
     because the pod it was taken from is gone for part of the move."""
     hold_resources: Resources | None = None
     """Host resources promised on the target node; None = none."""
+    claim: str = ""
+    """Pin at admission: token of the creation that has taken the place; its pod carries the same token."""
+    claimed_at: datetime | None = None
     grace_seconds: int = 30
     """Termination grace of the evicted pod; the gate's deadline is this + 60 s after the admission."""
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from defragd.core.annotations import start_limit
 from defragd.core.gating import deadline_of, extend_patch, release_patch
 from defragd.core.model import Device, Pod
-from defragd.core.placement import GATE, Phase, Placement, Step
+from defragd.core.placement import CLAIM, GATE, Phase, Placement, Step
 from defragd.core.placement_answers import conditions, fail, shown, soonest, span, told
 from defragd.core.placement_holds import tag
 from defragd.core.placement_pin import pin_patch
@@ -27,15 +27,19 @@ MAX_PIN_TRIES = 4
 def arriving(placement: Placement, world: World, memory: Memory, now: datetime) -> Decision:
     """Stored as Evicting, the old pod leaving or gone."""
     pinned = world.pinned_pod(placement)
-    if pinned is not None:
-        return record_pin(placement, pinned, memory, now)
     old = world.old_pod(placement)
+    early = pinned is not None and CLAIM in pinned.annotations and not pinned.node and not pinned.gates
+    if pinned is not None and not (early and (old is not None or _mates_leave(placement, world))):
+        return record_pin(placement, pinned, memory, now)
     if old is not None:
+        # pinned at its creation, the replacement waits for what leaves; its own clock starts when that is gone
         return _leaving(placement, old, memory, now, world)
     if memory.gone_at is None:
         memory = replace(memory, gone_at=now, after=None, checks=0)
     assert memory.gone_at is not None
     limit = memory.gone_at + _start_limit(placement, world, now)
+    if pinned is not None and now < limit:
+        return Decision(wake=min(now + timedelta(seconds=0.3), limit), memory=memory)
     pod = world.seating.candidates.get(placement.key)
     memory = _settle_pin(memory, world, pod)
     if pod is None:

@@ -94,6 +94,7 @@ def evicting(placement: Placement, world: World, memory: Memory, now: datetime) 
     found = (
         group_in_the_way(placement, world, frozenset({Step.EVICTING}))
         or _unseen(placement, world)
+        or _crowded(placement, world)
         or proven(placement, world, now)
     )
     if found.ok:
@@ -124,3 +125,18 @@ def _unseen(placement: Placement, world: World) -> Validation | None:
         detail = f"{who} has not seen the placement yet; nothing is evicted before every serving replica has"
         return Validation(False, Reason.WEBHOOK_NOT_SEEN, detail, True)
     return None
+
+
+def _crowded(placement: Placement, world: World) -> Validation | None:
+    """Pinned at their creation, replacements bind as soon as they can; several on one node at once would meet HAMi's
+    lock and back off for a minute. So the next eviction for a node waits until the last arrival has bound."""
+    node = placement.spec.node_name
+    if world.admission != "pin" or placement.spec.group:
+        return None
+    coming = world.arrivals.get(node, "")
+    for other in world.placements.values():
+        if other.spec.node_name == node and other.open and other.status.step is Step.EVICTING and world.leaving(other):
+            coming = other.key
+    if coming in ("", placement.key):
+        return None
+    return Validation(False, Reason.BINDING, f"placement {coming} is arriving on {node}", True)

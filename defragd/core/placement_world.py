@@ -16,6 +16,7 @@ from defragd.core.gating import Seating, gated, seat, wants_owner, wants_selecte
 from defragd.core.model import Pod
 from defragd.core.pdb import Ledger
 from defragd.core.placement import GATE, PINNED, Placement, PlacementStatus, Step
+from defragd.core.placement_claims import holds_claim
 from defragd.core.placement_holds import tag, with_holds
 from defragd.core.placement_pin import is_pinned_by
 from defragd.core.snapshot import Snapshot
@@ -136,6 +137,8 @@ class World:
     schedulers: Collection[str] = SCHEDULERS
     tuning: Tuning = Tuning()
     arrivals: dict[str, str] = field(default_factory=dict)
+    admission: str = "gate"
+    """"gate", or "pin": replacements are pinned as they are created, so they bind without being asked."""
     coming: dict[str, Placement] = field(default_factory=dict)
 
     @property
@@ -240,9 +243,11 @@ class World:
         return {key: tuple(pods) for key, pods in found.items()}
 
     def pinned_pod(self, placement: Placement) -> Pod | None:
-        """The pod that carries this placement's pin already (its status was not written: a crash in between)."""
+        """The pod that carries this placement's pin already: it was pinned at admission, or its status was not written
+        (a crash in between)."""
         for pod in self.marked.get((placement.namespace, placement.name), ()):
-            if is_pinned_by(pod, placement) and pod.uid != placement.status.evicted_uid:
+            mine = is_pinned_by(pod, placement) and pod.uid != placement.status.evicted_uid
+            if mine and holds_claim(pod, placement):
                 return pod
         return None
 

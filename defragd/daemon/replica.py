@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from defragd.controllers.claims import Admission
 from defragd.controllers.execution import RunController
 from defragd.controllers.free import FreeHints
 from defragd.controllers.gates import GateKeeper
@@ -19,8 +20,8 @@ from defragd.controllers.placements import PlacementController
 from defragd.controllers.planning import Planning, PlanRefused
 from defragd.controllers.schedule import Scheduler
 from defragd.controllers.signals import SignalWatch
-from defragd.core.admission import admit
 from defragd.core.gating import gated
+from defragd.core.model import Pod
 from defragd.core.plan import Refusal
 from defragd.core.run import Run
 from defragd.core.run_moves import moves_lately
@@ -33,6 +34,7 @@ from defragd.errors import NotLeader
 from defragd.obs.cluster import Reading
 from defragd.policy.loaded import LoadedPolicy, PolicySet
 from defragd.ports import (
+    ClaimWriter,
     Clock,
     ClusterReader,
     EventSink,
@@ -80,6 +82,8 @@ class Ports:
     """The other replicas' words are known; before, no placement evicts."""
     watches: Callable[[], Mapping[str, bool]] = dict
     """Resource -> listed completely, for metrics."""
+    claims: ClaimWriter | None = None
+    """Needed where pods are pinned at admission."""
     certificate_expiry: Callable[[], float | None] = lambda: None
 
 
@@ -102,11 +106,23 @@ class Replica:
         rescore_seconds: float = 15.0,
         schedule_seconds: float = 5.0,
         lanes: Callable[[], Lane] = InlineLane,
+        read_pod: Callable[[Mapping[str, Any]], Pod | None] = lambda raw: None,
     ) -> None:
-        """``lanes`` makes the lanes that writes about pods run in (default: in the loops' own threads)."""
+        """``lanes`` makes the lanes that writes about pods run in (default: in the loops' own threads). ``read_pod``
+        makes a pod that is being created a value (pinning at admission judges it)."""
         self.ports, self.policies, self._hook, self._vendors = ports, policies, hook, vendors
-        self._mode, self._resources = admission_mode, resources
         p = ports
+        self.admission = Admission(
+            reader=p.reader,
+            placements=p.placements,
+            clock=p.clock,
+            vendors=vendors,
+            hook=hook,
+            mode=admission_mode,
+            claims=p.claims,
+            read_pod=read_pod,
+            resources=resources,
+        )
         by_people = paused_by(p.reader, namespace)
 
         def paused() -> str:
@@ -134,6 +150,7 @@ class Replica:
             max_age_seconds=max_age_seconds,
             paused=paused,
             lane=lanes(),
+            admission=admission_mode,
         )
         self.janitor = Janitor(
             reader=p.reader,
@@ -237,16 +254,8 @@ class Replica:
     # -- for the servers ------------------------------------------------------------------------------------------
 
     def decide(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The webhook's decision: from the cache, without waiting."""
-        waiting = [p for p in self.ports.placements.list() if p.open]
-        return admit(
-            request,
-            waiting,
-            now=self.ports.clock.now(),
-            mode=self._mode,
-            vendors=self._vendors,
-            resources=self._resources,
-        )
+        """The webhook's decision."""
+        return self.admission.decide(request)
 
     def plan_now(self, policy: str, user: User, *, timeout: float = 120.0) -> Run | Refusal:
         """On a person's word. KeyError: no such policy. NotLeader: ask the leader."""

@@ -36,6 +36,7 @@ from defragd.kube.leader import AlwaysLeader, LeaderElector
 from defragd.kube.webhook_config import CONDITIONS_SINCE
 from defragd.obs.logging import configure, get_logger
 from defragd.obs.metrics import Metrics
+from defragd.kube.translation import pod_being_created
 from defragd.obs.observer import Observer
 from defragd.policy.caps import Caps
 from defragd.policy.load import Context
@@ -202,6 +203,7 @@ class _Daemon:
             ports,
             policies=self._policies,
             planner=ChildPlanner(),
+            claims=cluster.placements,
             hook=self._hook,
             vendors=vendors_for(hami),
             namespace=self._settings.namespace,
@@ -218,6 +220,7 @@ class _Daemon:
 
     # -- servers --------------------------------------------------------------------------------------------------
 
+            read_pod=partial(pod_being_created, config=hami),
     def _serve_api(self, client: Client) -> Server:
         self._metrics.watch_cluster(self._replica.reading)
         writes = self._settings.api.writes

@@ -154,6 +154,8 @@ def _status(status: PlacementStatusWire) -> PlacementStatus:
         ready_at=parse_time(status.ready_at),
         ended_at=parse_time(status.ended_at),
         recycled=status.recycled,
+        claim=status.claim,
+        claimed_at=parse_time(status.claimed_at),
         conditions=tuple(
             Condition(c.type, c.status, c.reason, c.message, parse_time(c.last_transition_time), c.observed_generation)
             for c in status.conditions or ()
@@ -225,6 +227,8 @@ def status_to_object(status: PlacementStatus) -> dict[str, Any]:
         ready_at=format_time(status.ready_at),
         ended_at=format_time(status.ended_at),
         recycled=status.recycled,
+        claim=status.claim,
+        claimed_at=format_time(status.claimed_at),
         conditions=[
             ConditionWire(
                 c.type,

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from defragd.core.model import Problem, Quota, Workload
+import msgspec
+
+from defragd.core.model import Pod, Problem, Quota, Workload
 from defragd.core.model import Volume as CoreVolume
 from defragd.core.placement import PLURAL as PLACEMENTS
 from defragd.core.placement import Placement
@@ -17,6 +19,7 @@ from defragd.hami import translate
 from defragd.hami.config import HamiConfig
 from defragd.hami.scheduling import claim_table
 from defragd.kube import kinds, wire
+from defragd.hami.translate_pod import translate_pod
 from defragd.kube.store import Store
 from defragd.kube.view import View, identity
 
@@ -153,3 +156,8 @@ class Translation:
 
 def _workload_reader(kind: str) -> Any:
     return lambda obj: translate.translate_workload(obj, kind)
+
+
+def pod_being_created(raw: Mapping[str, Any], config: HamiConfig) -> Pod:
+    """The pod of an admission request as a value (no UID yet, often no name). Raises msgspec.ValidationError."""
+    return translate_pod(msgspec.convert({"metadata": {}, **raw}, wire.Pod), config)

@@ -87,6 +87,8 @@ class PlacementStatusWire(Wire):
     ready_at: str | None = None
     ended_at: str | None = None
     recycled: bool = False
+    claim: str = ""
+    claimed_at: str | None = None
     assignment_details: list[AssignmentWire] | None = None
     conditions: list[ConditionWire] | None = None
     hold: list[HeldWire] | None = None

@@ -29,6 +29,8 @@ from defragd.kube.wire_custom import PlacementWire, RunWire
 from defragd.ports import Leadership, Outcome, Written
 
 T = TypeVar("T")
+CLAIM_SECONDS = 0.8
+"""An admission must answer within the webhook's timeout (2 s), whatever the API server does."""
 
 
 class Fence:
@@ -106,10 +108,17 @@ class KubePlacements:
 
     def write_status(self, placement: Placement, status: PlacementStatus) -> Written:
         self._fence.check(f"status of placement {placement.key}")
+        return self._put_status(placement, status)
+
+    def claim(self, placement: Placement, status: PlacementStatus) -> Written:
+        """ports.ClaimWriter: no lease is needed, the revision decides; an admission cannot wait for long."""
+        return self._put_status(placement, status, timeout=CLAIM_SECONDS)
+
+    def _put_status(self, placement: Placement, status: PlacementStatus, timeout: float | None = None) -> Written:
         body = _identity(KIND, placement.namespace, placement.name, placement.uid, placement.revision)
         body["status"] = status_to_object(status)
         path = path_of(placement.namespace, placement.name) + "/status"
-        result, data = self._client.write_raw("PUT", path, body)
+        result, data = self._client.write_raw("PUT", path, body, timeout=timeout)
         return absorb(self._store, self._decoder, result, data)
 
     def delete(self, placement: Placement) -> Written:

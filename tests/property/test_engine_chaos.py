@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.property.test_engine_stateful import NODES, Engine
+from tests.property.test_engine_stateful import NODES, Engine, PinEngine
+from tests.support.effort import examples
 
 MIX = ["lost-before", "lost-after", "conflict", "busy", "kill-before", "kill-after", *["ok"] * 6]
 """Answers to the daemon's next writes."""
@@ -18,10 +19,10 @@ SLOW = [0.0, 0.0, 0.1, 0.3, 1.0, 3.0, 15.0]
 """Seconds for which they hang."""
 
 
-def chaos(seed: int, steps: int = 40) -> Engine:
+def chaos(seed: int, steps: int = 40, kind: type[Engine] = Engine) -> Engine:
     """One run. Raises AssertionError with what broke."""
     rng = random.Random(seed)
-    engine = Engine()
+    engine = kind()
     engine.begin([rng.choice(["ReplicaSet", "ReplicaSet", "StatefulSet"]) for _ in range(3)])
     for _ in range(steps):
         _act(engine, rng)
@@ -54,6 +55,7 @@ def _act(engine: Engine, rng: random.Random) -> None:
         (3, lambda: engine.node_changes(rng.choice(NODES), rng.random() < 0.8, rng.random() < 0.2)),
         (2, lambda: engine.foreign_pod(rng.choice([500, 9000]))),
         (3, lambda: engine.thief(rng.randrange(4))),
+        (3, lambda: engine.creations_are_refused(rng.randrange(6))),
         (2, engine.long_time),
     ]
     rng.choices([act for _, act in actions], [weight for weight, _ in actions])[0]()
@@ -68,10 +70,23 @@ def test_chaos_sample() -> None:
     assert found["Completed"] > 10, found
 
 
+def test_chaos_sample_without_gates() -> None:
+    found = outcomes([chaos(seed, kind=PinEngine) for seed in range(10)])
+    assert found["Completed"] > 5, found
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_chaos_500() -> None:
     """The runs must reach the interesting ends, or they prove nothing."""
     found = outcomes([chaos(seed) for seed in range(1000, 1500)])
     for reason in ("Completed", "Unpinned", "PodDeleted", "AllocateFailed", "PlaceStolen", "HoldTimeout"):
+        assert found[reason], (reason, found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_chaos_without_gates() -> None:
+    found = outcomes([chaos(seed, kind=PinEngine) for seed in range(5000, 5000 + examples(150))])
+    for reason in ("Completed", "Unpinned", "PodDeleted", "HoldTimeout"):
         assert found[reason], (reason, found)

@@ -35,9 +35,12 @@ NODES = ("n1", "n2", "n3")
 
 
 class Engine(RuleBasedStateMachine):
+    admission = "gate"
+
     def __init__(self) -> None:
         super().__init__()
         self.world = EngineWorld([node(name) for name in NODES])
+        self.world.admission = self.admission
         self.replicas: list[Replica] = []
         self.names = 0
         self.promised: dict[str, str] = {}
@@ -185,6 +188,11 @@ class Engine(RuleBasedStateMachine):
     def scheduler(self, down: bool) -> None:
         self.world.scheduler_down = down
 
+    @rule(times=st.integers(0, 6))
+    def creations_are_refused(self, times: int) -> None:
+        """By whatever is asked after our webhook, a quota for one."""
+        self.world.refuse_creations = times
+
     @rule(broken=st.booleans(), dead=st.booleans())
     def workload_breaks(self, broken: bool, dead: bool) -> None:
         self.world.never_ready = {"w0"} if broken else set()
@@ -279,7 +287,7 @@ class Engine(RuleBasedStateMachine):
         """The faults end; what was begun must come to its end."""
         world = self.world
         world.termination, world.forget, world.scheduler_down = 0.5, False, False
-        world.never_ready, world.fail_allocate = set(), set()
+        world.never_ready, world.fail_allocate, world.refuse_creations = set(), set(), 0
         for name in NODES:
             world.nodes[name] = replace(world.nodes[name], ready=True, schedulable=True)
         for index, replica in enumerate(self.replicas):
@@ -305,9 +313,30 @@ TestEngineQuick = Engine.TestCase
 TestEngineQuick.settings = settings(max_examples=examples(25), stateful_step_count=40, **common)  # type: ignore[arg-type]
 
 
+class PinEngine(Engine):
+    """Without scheduling gates: pods are pinned as they are created, by whichever replica is asked."""
+
+    admission = "pin"
+
+    @invariant()
+    def nothing_is_gated(self) -> None:
+        assert not self.world.gated()
+
+
+TestPinEngineQuick = PinEngine.TestCase
+TestPinEngineQuick.settings = settings(max_examples=examples(12), stateful_step_count=40, **common)  # type: ignore[arg-type]
+
+
 class _Long(Engine):
+    pass
+
+
+class _PinLong(PinEngine):
     pass
 
 
 TestEngineLong = pytest.mark.slow(_Long.TestCase)
 TestEngineLong.settings = settings(max_examples=examples(300), stateful_step_count=50, **common)  # type: ignore[arg-type]
+
+TestPinEngineLong = pytest.mark.slow(_PinLong.TestCase)
+TestPinEngineLong.settings = settings(max_examples=examples(150), stateful_step_count=50, **common)  # type: ignore[arg-type]

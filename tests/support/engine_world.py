@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
+from defragd.controllers.claims import Admission
 from defragd.controllers.gates import GateKeeper
 from defragd.controllers.janitor import Janitor
 from defragd.controllers.lane import Done
 from defragd.controllers.placements import PlacementController
-from defragd.core.admission import admit
 from defragd.core.fit import FitConfig, fit_pod
 from defragd.core.model import Device, DisruptionBudget, Node, NodeLock, Pod, Resources, Workload
 from defragd.core.placement import GATE, PINNED, Placement, PlacementSpec, PlacementStatus
@@ -34,6 +34,7 @@ from defragd.hami.config import HamiConfig
 from defragd.hami.translate_pod import translate_pod
 from defragd.hami.vendors import VENDORS
 from defragd.kube import wire
+from defragd.kube.translation import pod_being_created
 from defragd.ports import Beat, Note, Outcome, Written
 
 START = datetime(2026, 1, 5, 2, 0, 0, tzinfo=UTC)
@@ -147,6 +148,10 @@ class EngineWorld:
         self.allocate = 0.3
         self.start = 0.3
         self.scheduler_down = False
+        self.admission = "gate"
+        """How the webhooks hold pods for a placement: "gate" or "pin"."""
+        self.refuse_creations = 0
+        """So many creations of owners are refused after our webhook has answered."""
         self.never_ready: set[str] = set()
         self.fail_allocate: set[str] = set()
         self.forget = False
@@ -166,6 +171,7 @@ class EngineWorld:
         self.owners[owned.uid] = owned
         for place in range(replicas):
             made = self._create(owned, place)
+            assert made is not None
             if place < len(on):
                 where, uuid = on[place]
                 self._book(made, where, (uuid,))
@@ -177,7 +183,10 @@ class EngineWorld:
         """A pod that nobody owns, created now through the webhook."""
         pod = template(labels or {"app": name}, **more)
         pod["metadata"]["name"] = name
-        return self.create(pod, None)
+        self.refuse_creations = 0
+        made = self.create(pod, None)
+        assert made is not None
+        return made
 
     def budget(self, name: str, app: str, min_available: int) -> None:
         self.budgets[f"default/{name}"] = DisruptionBudget("default", name, equals({"app": app}), 0, 0, min_available)
@@ -258,10 +267,14 @@ class EngineWorld:
     def read(raw: Mapping[str, Any]) -> Pod:
         return translate_pod(msgspec.convert(raw, wire.Pod), CONFIG)
 
+    @staticmethod
+    def read_new(raw: Mapping[str, Any]) -> Pod:
+        return pod_being_created(raw, CONFIG)
+
     # -- objects ----------------------------------------------------------------------------------------------------
 
-    def create(self, raw: dict[str, Any], owned: Owned | None) -> dict[str, Any]:
-        """One pod through admission by one of the webhook replicas."""
+    def create(self, raw: dict[str, Any], owned: Owned | None) -> dict[str, Any] | None:
+        """One pod through admission by one of the webhook replicas. None: refused after that (a quota, say)."""
         meta = raw["metadata"]
         meta.setdefault("namespace", "default")
         if self.webhooks:
@@ -270,16 +283,29 @@ class EngineWorld:
             if owned is not None and owned.kind != "StatefulSet":
                 document["metadata"].pop("name", None)
             request = {"operation": "CREATE", "namespace": "default", "object": document}
-            for op in admit(request, replica.list(), now=self.clock.now(), vendors=VENDORS):
+            for op in replica.admission(self.admission).decide(request):
                 _apply(raw, op)
+        if self.refuse_creations > 0:
+            self.refuse_creations -= 1
+            return None
         meta["uid"] = f"pod-{next(self.serial):04d}"
         meta["creationTimestamp"] = f"{self.clock.now():%Y-%m-%dT%H:%M:%SZ}"
         raw.setdefault("status", {"phase": "Pending"})
+        mark = meta.get("annotations", {}).get(PINNED)
+        if mark:
+            self._count_pin(f"{meta['namespace']}/{mark}", meta["uid"])
         self.pods[f"{meta['namespace']}/{meta['name']}"] = raw
         meta["resourceVersion"] = self.touch()
         return raw
 
-    def _create(self, owned: Owned, ordinal: int) -> dict[str, Any]:
+    def _count_pin(self, key: str, uid: str) -> None:
+        """A pin that its pod did not outlive may be given again; two pods at once with it may not be."""
+        pinned = self.pinned.setdefault(key, set())
+        if self.admission == "pin":
+            pinned &= {p["metadata"]["uid"] for p in self.pods.values() if "deletionTimestamp" not in p["metadata"]}
+        pinned.add(uid)
+
+    def _create(self, owned: Owned, ordinal: int) -> dict[str, Any] | None:
         raw = copy.deepcopy(owned.template)
         owned.serial += 1
         raw["metadata"]["name"] = (
@@ -465,9 +491,9 @@ class EngineWorld:
             self.pods[key] = changed
             changed["metadata"].pop("x-forgotten", None)
             changed["metadata"]["resourceVersion"] = self.touch()
-            mark = changed["metadata"].get("annotations", {}).get("scheduling.hami.placement.com/pinned")
+            mark = changed["metadata"].get("annotations", {}).get(PINNED)
             if mark:
-                self.pinned.setdefault(f"{namespace}/{mark}", set()).add(meta["uid"])
+                self._count_pin(f"{namespace}/{mark}", meta["uid"])
         return Written(Outcome.OK, revision=self.pods[key]["metadata"]["resourceVersion"])
 
     def write_status(self, placement: Placement, status: PlacementStatus) -> Written:
@@ -498,6 +524,9 @@ class Access:
         self.hooks: list[tuple[str, Mapping[str, Any]]] = []
         self.beats: list[Beat] = []
         self.published = 0
+        self.dying = False
+        """Killed within an admission; its next round raises `Killed`."""
+        self._admission: Admission | None = None
         world.accesses.append(self)
 
     # reader, placements
@@ -568,6 +597,23 @@ class Access:
 
     def create(self, placement: Placement) -> Written:
         raise NotImplementedError
+
+    def claim(self, placement: Placement, status: PlacementStatus) -> Written:
+        try:
+            return self._write("claim", lambda: self.world.write_status(placement, status))
+        except Killed:
+            self.world.webhooks = [a for a in self.world.webhooks if a is not self]
+            self.dying = True
+            return Written(Outcome.UNKNOWN, "this process dies")
+
+    def admission(self, mode: str) -> Admission:
+        """Its webhook; kept, because it remembers which claims it has seen."""
+        if self._admission is None or self._admission.mode != mode:
+            self._admission = Admission(
+                reader=self, placements=self, claims=self, clock=self.world.clock, vendors=VENDORS, hook=self.hook,
+                mode=mode, read_pod=self.world.read_new, token=lambda: f"claim-{next(self.world.serial)}",
+            )  # fmt: skip
+        return self._admission
 
     def write_status(self, placement: Placement, status: PlacementStatus) -> Written:
         self.fence()
@@ -672,11 +718,14 @@ class Replica:
         self.lanes = [LateLane(access), LateLane(access)]
         self.gates = GateKeeper(**ports, lane=self.lanes[0])
         self.engine = PlacementController(
-            **ports, events=access, leadership=access, heartbeats=access, vendors=VENDORS, lane=self.lanes[1]
-        )
+            **ports, events=access, leadership=access, heartbeats=access, vendors=VENDORS, lane=self.lanes[1],
+            admission=access.world.admission,
+        )  # fmt: skip
         self.janitor = Janitor(**ports, leadership=access, vendors=VENDORS)
 
     def once(self) -> None:
+        if self.access.dying:
+            raise Killed
         for lane in self.lanes:
             lane.run_due()
         self.gates.release_overdue()

@@ -123,6 +123,7 @@ statuses = st.builds(
     ready_at=moments,
     ended_at=moments,
     recycled=st.booleans(),
+    claim=st.sampled_from(["", "c0ffee"]),
     conditions=st.lists(
         st.builds(
             Condition, names, st.sampled_from(["True", "False", "Unknown"]), names, names, times, st.integers(0, 9)
