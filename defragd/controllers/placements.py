@@ -47,8 +47,7 @@ from defragd.ports import (
 
 MAX_AGE_SECONDS = 90.0
 """Older data is no ground for action (I9). A quiet watch proves itself by a bookmark about once a minute."""
-STEPS_PER_CYCLE = 12
-TUNING = Tuning()
+STEPS_PER_CYCLE, TUNING = 12, Tuning()
 WRITE_PAUSE = {
     Outcome.CONFLICT: 0.1,
     Outcome.UNKNOWN: 1.0,
@@ -89,10 +88,7 @@ class PlacementController:
         """``seen``: newest placement revision that this replica's own webhook acts on (default: of the cache).
         ``slice_seconds``: a cycle ends after about so long and starts again with a fresh snapshot. ``paused`` says
         why nothing new may begin ("" = it may); what is under way goes on. ``lane``: where calls run (default: at
-        once, in this thread). ``admission``: how the webhooks keep pods for us, "gate" or "pin"."""``admission``: how the webhooks hold pods for us, "gate" or "pin". ``seen``: newest placement revision that this replica's own webhook acts on (default: of the cache).
-        ``slice_seconds``: a cycle ends after about so long and starts again with a fresh snapshot. ``paused`` says
-        why nothing new may begin ("" = it may); what is under way goes on. ``lane``: where calls run (default: at
-        once, in this thread)."""
+        once, in this thread). ``admission``: how the webhooks keep pods for us, "gate" or "pin"."""
         self._reader, self._placements, self._pods = reader, placements, pods
         self._sender = Sender(placements, pods, events, clock.monotonic)
         self._lane, self._admission = lane or InlineLane(), admission
@@ -112,8 +108,7 @@ class PlacementController:
         """Placements whose status is being written, as they will be."""
         self._epoch = 0
         """Term as leader: answers to calls of an earlier one teach nothing."""
-        self._writes = 0
-        self.beat = clock.monotonic()
+        self._writes, self.beat = 0, clock.monotonic()
 
     # -- loop -----------------------------------------------------------------------------------------------------
 
