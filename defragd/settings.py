@@ -116,7 +116,11 @@ class HamiSettings(_Group):
     device_config_map: str = "hami-scheduler-device"
     """ConfigMap with HAMi's device-config.yaml."""
     metrics: str | None = None
-    """URL or file with HAMi's metrics, to cross-check the books. None: not checked."""
+    """URL or file with the metrics of HAMi's scheduler, to cross-check the books. None: not checked."""
+    metrics_every: Duration = timedelta(seconds=15)
+    """How often they are read."""
+    metrics_grace: Duration = timedelta(seconds=60)
+    """How long they may differ from the pods' annotations before a device is distrusted; HAMi's figures lag by 15 s."""
 
 
 class PlannerSettings(_Group):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -56,8 +56,8 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]
         return seconds
 
 
-def cluster_options(*, snapshot: bool = True) -> Callable[[F], F]:
-    """``--snapshot``, ``--kubeconfig``, ``--context``, ``--hami-namespace``, ``--hami-config``."""
+def cluster_options(*, snapshot: bool = True, metrics: bool = False) -> Callable[[F], F]:
+    """``--snapshot``, ``--kubeconfig``, ``--context``, ``--hami-namespace``, ``--hami-config``; ``--hami-metrics``."""
 
     def decorate(function: F) -> F:
         options = [
@@ -76,6 +76,14 @@ def cluster_options(*, snapshot: bool = True) -> Callable[[F], F]:
         ]
         if not snapshot:
             options = options[:2]
+        elif metrics:
+            options.append(
+                click.option(
+                    "--hami-metrics",
+                    metavar="URL|FILE",
+                    help="Metrics of HAMi's scheduler: devices whose books they contradict are not believed.",
+                )
+            )
         if snapshot:
             options.insert(
                 0,
@@ -104,8 +112,34 @@ def read_cluster(
     context: str | None,
     hami_namespace: str = "kube-system",
     hami_config: str | None = None,
+    hami_metrics: str | None = None,
 ) -> Snapshot:
     """The cluster as a value. Raises ConfigError, SnapshotError or ClusterError."""
+    found = _read_cluster(snapshot, kubeconfig, context, hami_namespace, hami_config)
+    return cross_checked(found, hami_metrics) if hami_metrics else found
+
+
+def cross_checked(snapshot: Snapshot, source: str) -> Snapshot:
+    """The snapshot with devices distrusted whose books differ from those of HAMi's metrics; one look decides. Metrics
+    that cannot be reached are said and left out; a file that is not there is an error."""
+    from defragd.cli.printers import warn
+    from defragd.errors import ClusterError
+    from defragd.hami.scheduler_books import BookCheck, doubted
+    from defragd.obs.hami_metrics import read
+
+    try:
+        page = read(source)
+    except ClusterError as error:
+        warn([f"{error}; the books are not cross-checked"])
+        return snapshot
+    if not page.entries:
+        warn(["HAMi's metrics show no device; the books are not cross-checked"])
+    return doubted(snapshot, BookCheck(grace=timedelta(0)).look(snapshot, page, datetime.now(UTC)))
+
+
+def _read_cluster(
+    snapshot: str | None, kubeconfig: str | None, context: str | None, hami_namespace: str, hami_config: str | None
+) -> Snapshot:
     config = read_hami_config(hami_config) if hami_config else None
     if snapshot is not None:
         if kubeconfig or context:

@@ -23,6 +23,7 @@ from defragd import __version__
 from defragd.controllers.lane import PoolLane
 from defragd.controllers.offload import ChildPlanner
 from defragd.daemon.access import authorizer, missing_rights, placement_creator
+from defragd.daemon.books import BookLoop
 from defragd.daemon.policies import Policies
 from defragd.daemon.replica import Ports, Replica
 from defragd.errors import ClusterError, ConfigError, Forbidden, PolicyError
@@ -35,10 +36,12 @@ from defragd.kube.discovery import ServerVersion, read_installation, require_res
 from defragd.kube.events import KubeEvents
 from defragd.kube.heartbeats import KubeHeartbeats
 from defragd.kube.leader import AlwaysLeader, LeaderElector
+from defragd.kube.translation import pod_being_created
 from defragd.kube.webhook_config import CONDITIONS_SINCE
+from defragd.obs.cluster import Reading
+from defragd.obs.hami_metrics import read as read_hami_metrics
 from defragd.obs.logging import configure, get_logger
 from defragd.obs.metrics import Metrics
-from defragd.kube.translation import pod_being_created
 from defragd.obs.observer import Observer
 from defragd.policy.caps import Caps
 from defragd.policy.load import Context
@@ -122,6 +125,7 @@ class _Daemon:
             hook=hook,
         )
         self._replica = self._compose(client, clock, config, mode)
+        self._books = self._book_loop(clock)
         self._api = self._serve_api(client)
         self._begin(mode)
 
@@ -143,6 +147,8 @@ class _Daemon:
         if isinstance(self._leadership, LeaderElector):
             self._leadership.start()
         self._replica.start()
+        if (books := self._books) is not None:
+            self._replica.loops.start("books", books.run, beat=lambda: books.beat, limit=300.0)
         self._hook("started", {"identity": self._identity, "api": self._api.url, "admission": mode})
 
     def _load_policies(self, clock: SystemClock) -> Policies:
@@ -197,6 +203,7 @@ class _Daemon:
             heartbeats=self._beats,
             clock=clock,
             seen=cluster.placements.seen,
+            claims=cluster.placements,
             heartbeats_ready=self._beats.synced,
             watches=cluster.watches,
             certificate_expiry=self._certs.expiry,
@@ -205,7 +212,6 @@ class _Daemon:
             ports,
             policies=self._policies,
             planner=ChildPlanner(),
-            claims=cluster.placements,
             hook=self._hook,
             vendors=vendors_for(hami),
             namespace=self._settings.namespace,
@@ -214,7 +220,27 @@ class _Daemon:
             resources=managed_resources(hami),
             max_age_seconds=self._settings.planner.max_data_age.total_seconds(),
             lanes=PoolLane,
+            read_pod=partial(pod_being_created, config=hami),
         )
+
+    def _book_loop(self, clock: SystemClock) -> BookLoop | None:
+        hami = self._settings.hami
+        source = hami.metrics
+        if not source:
+            return None
+        return BookLoop(
+            read=lambda: read_hami_metrics(source),
+            reader=self._cluster,
+            doubt=self._cluster.doubt,
+            clock=clock,
+            hook=self._hook,
+            every=hami.metrics_every,
+            grace=hami.metrics_grace,
+        )
+
+    def _reading(self) -> Reading | None:
+        found = self._replica.reading()
+        return found if found is None or self._books is None else replace(found, hami_metrics=self._books.up)
 
     def _untrusted(self) -> str:
         """Without our webhook a replacement comes ungated: nothing new begins, an eviction would be for nothing."""
@@ -222,9 +248,8 @@ class _Daemon:
 
     # -- servers --------------------------------------------------------------------------------------------------
 
-            read_pod=partial(pod_being_created, config=hami),
     def _serve_api(self, client: Client) -> Server:
-        self._metrics.watch_cluster(self._replica.reading)
+        self._metrics.watch_cluster(self._reading)
         writes = self._settings.api.writes
         judge = authorizer(client, self._settings.namespace)
         deps = self._replica.api_deps(

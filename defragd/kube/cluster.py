@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +18,7 @@ from defragd.core.run import Run
 from defragd.core.snapshot import Snapshot
 from defragd.errors import ClusterError, DefragError, Unreachable
 from defragd.hami.config import HamiConfig
+from defragd.hami.scheduler_books import Place
 from defragd.kube import kinds, wire
 from defragd.kube.client import Client, no_hook
 from defragd.kube.placements import placement_from_wire
@@ -169,6 +170,12 @@ class KubeCluster:
 
     def ages(self) -> Sequence[tuple[str, float]]:
         return [(r.kind.name, r.age_seconds()) for r in self._reflectors]
+
+    def doubt(self, doubts: Mapping[Place, str]) -> None:
+        """From now on the books on exactly these devices are not believed (see `hami.scheduler_books`)."""
+        if doubts != self._translation.doubts:
+            self._translation.doubts = dict(doubts)
+            self._hub.bump()
 
     def lead(self, leadership: Leadership) -> None:
         """From now on writes of a leader need its lease."""

@@ -17,9 +17,10 @@ from defragd.core.placement_holds import moving_pods, open_holds
 from defragd.core.snapshot import Snapshot
 from defragd.hami import translate
 from defragd.hami.config import HamiConfig
+from defragd.hami.scheduler_books import Place, doubted
 from defragd.hami.scheduling import claim_table
-from defragd.kube import kinds, wire
 from defragd.hami.translate_pod import translate_pod
+from defragd.kube import kinds, wire
 from defragd.kube.store import Store
 from defragd.kube.view import View, identity
 
@@ -36,6 +37,8 @@ class Translation:
         self._stores, self._placements, self._config = stores, placements, config
         self._lock = threading.Lock()
         self._checks = translate.CrossChecks()
+        self.doubts: Mapping[Place, str] = {}
+        """Devices whose books HAMi's own metrics contradict -> why."""
         self._claims: dict[str, CoreVolume] = {}
         self._claims_of: dict[str, tuple[str, ...]] = {}
         self._nodes = View(stores[kinds.NODES.name], self._node, "Node")
@@ -63,7 +66,7 @@ class Translation:
             self._refresh_workloads()
             self._refresh_namespaces()
             placements = self._placements.read() if self._placements is not None else {}
-            return translate.assemble(
+            found = translate.assemble(
                 nodes={name: node for name, (node, _) in nodes.items()},
                 pods=pods,
                 budgets=tuple(self._budgets.read().values()),
@@ -79,6 +82,7 @@ class Translation:
                 checks=self._checks,
                 config=self._config,
             )
+            return doubted(found, self.doubts)
 
     def known(self) -> frozenset[str]:
         """Words of ``Snapshot.known``: every kind behind the word has been read and still can be."""

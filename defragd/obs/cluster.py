@@ -50,6 +50,8 @@ class Reading:
     policies: Mapping[str, int] = field(default_factory=dict)
     gated_pods: int | None = None
     budgets: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    hami_metrics: bool | None = None
+    """The last look at HAMi's own metrics could compare; None: not asked for."""
 
 
 def free_share(device: Device, use: DeviceUsage) -> float:
@@ -154,6 +156,10 @@ def _small(reading: Reading) -> Iterator[GaugeMetricFamily]:
     for state in ("ok", "broken"):
         policies.add_metric([state], reading.policies.get(state, 0))
     yield policies
+    if reading.hami_metrics is not None:
+        up = _gauge("defragd_hami_metrics_up", "1 while HAMi's own metrics can be compared with the pods' annotations.")
+        up.add_metric([], float(reading.hami_metrics))
+        yield up
     if reading.gated_pods is not None:
         gated = _gauge("defragd_pods_gated", "Pods that wait behind our scheduling gate.")
         gated.add_metric([], reading.gated_pods)

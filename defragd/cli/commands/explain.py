@@ -27,7 +27,7 @@ def _options(function: F) -> F:
     options = [
         click.option("--policy", metavar="FILE|NAME", help="Judge by this policy; default a policy that says nothing."),
         sources.policies_option,
-        sources.cluster_options(),
+        sources.cluster_options(metrics=True),
         sources.now_option,
         output_option("table", "wide", "json", "yaml"),
     ]
@@ -85,6 +85,7 @@ def _explainer(
     context: str | None,
     hami_namespace: str,
     hami_config: str | None,
+    hami_metrics: str | None,
     now: datetime | None,
 ) -> Explainer:
     from defragd.core.explain import Explainer
@@ -98,7 +99,7 @@ def _explainer(
         loaded, _ = sources.find_policy(policy, policies)
         rules = loaded.rules
         drain = bool(getattr(strategies().get(loaded.strategy), "drain", False))
-    world = sources.read_cluster(snapshot, kubeconfig, context, hami_namespace, hami_config)
+    world = sources.read_cluster(snapshot, kubeconfig, context, hami_namespace, hami_config, hami_metrics)
     return Explainer(world, rules, sources.present(now, world), vendors=VENDORS, drain=drain)
 
 

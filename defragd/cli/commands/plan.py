@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.command("plan", short_help="Compute a plan; changes nothing.")
 @click.option("--policy", required=True, metavar="FILE|NAME", help="Policy file, or the name of a policy.")
 @sources.policies_option
-@sources.cluster_options()
+@sources.cluster_options(metrics=True)
 @sources.now_option
 @click.option(
     "--time-limit", type=sources.Seconds(), default="30s", show_default=True, help="Best plan within this time."
@@ -43,6 +43,7 @@ def command(
     context: str | None,
     hami_namespace: str,
     hami_config: str | None,
+    hami_metrics: str | None,
     now: datetime | None,
     time_limit: float,
     seed: int,
@@ -59,7 +60,7 @@ def command(
     from defragd.core.plan_json import plan_to_json
 
     loaded, _ = sources.find_policy(policy, policies)
-    world = sources.read_cluster(snapshot, kubeconfig, context, hami_namespace, hami_config)
+    world = sources.read_cluster(snapshot, kubeconfig, context, hami_namespace, hami_config, hami_metrics)
     when = sources.present(now, world)
     reply = compute(loaded, world, when, time_limit=time_limit, seed=seed, max_steps=max_steps)
     value = plan_to_json(reply)

@@ -18,6 +18,7 @@ import click
 @click.option("--webhook-address", metavar="HOST:PORT", help="HTTPS, /mutate only (default 0.0.0.0:8443).")
 @click.option("--webhook-url", metavar="URL", help="Out of a cluster: register our webhook with this https address.")
 @click.option("--namespace", metavar="NS", help="Namespace of our own objects (default kube-system).")
+@click.option("--hami-metrics", metavar="URL|FILE", help="Metrics of HAMi's scheduler, to cross-check the books.")
 @click.option("--no-leader-elect", is_flag=True, help="Act without a Lease; never with more than one replica.")
 @click.option("--debug", is_flag=True, help="Log at debug level.")
 def command(
@@ -29,6 +30,7 @@ def command(
     webhook_address: str | None,
     webhook_url: str | None,
     namespace: str | None,
+    hami_metrics: str | None,
     no_leader_elect: bool,
     debug: bool,
 ) -> None:
@@ -44,6 +46,7 @@ def command(
         "namespace": namespace,
         "api": {"address": api_address} if api_address is not None else None,
         "webhook": {name: value for name, value in webhook.items() if value is not None} or None,
+        "hami": {"metrics": hami_metrics} if hami_metrics is not None else None,
         "leader_elect": False if no_leader_elect else None,
         "debug": True if debug else None,
     }

@@ -18,7 +18,7 @@ LEVELS = ("cluster", "pool", "node", "device")
 
 
 @click.command("score", short_help="Fragmentation of cluster, pools, nodes, devices.")
-@sources.cluster_options()
+@sources.cluster_options(metrics=True)
 @click.option("--level", type=click.Choice(LEVELS), help="Print this level only; default cluster and pools.")
 @click.option("--pool-label", metavar="KEY", help="Node label that names the pool; default the type of the devices.")
 @output_option("table", "wide", "json", "yaml", "name")
@@ -29,6 +29,7 @@ def command(
     context: str | None,
     hami_namespace: str,
     hami_config: str | None,
+    hami_metrics: str | None,
     level: str | None,
     pool_label: str | None,
     output: str,
@@ -38,7 +39,7 @@ def command(
 
     L and phi are between 0 (nothing lost) and 1; nodes and devices show what is free and the largest hole.
     """
-    world = sources.read_cluster(snapshot, kubeconfig, context, hami_namespace, hami_config)
+    world = sources.read_cluster(snapshot, kubeconfig, context, hami_namespace, hami_config, hami_metrics)
     value = compute(world, pool_label)
     if not world.devices:
         warn(["nothing to score: no node has a device that HAMi registered (annotation hami.io/node-...register...)"])

@@ -92,7 +92,7 @@ class Service:
 
     def metrics(self) -> str:
         """Exposition text in HAMi's names."""
-        lines = []
+        lines = ['hami_build_info{version="v2.10.0"} 1']
         with self.caches.lock:
             for name, known in self.caches.world.nodes.items():
                 cards = books.used_cards(known, list(self.caches.world.bookings.values()))
@@ -108,6 +108,13 @@ class Service:
                         f'hami_gpu_memory_allocated_bytes{{{label},device_cores="{card.cores}"}} '
                         f"{card.used_memory * mib}",
                     ]
+            for booked in self.caches.world.bookings.values():
+                label = f'zone="vGPU",namespace="{booked.namespace}",node="{booked.node}",pod="{booked.name}"'
+                lines += [
+                    f'hami_vgpu_memory_allocated_bytes{{{label},container_index="0",device_uuid="{uuid}"}} '
+                    f"{memory * 1024 * 1024}"
+                    for uuid, (_, memory, _) in booked.use.items()
+                ]
         return "\n".join(lines) + "\n"
 
 

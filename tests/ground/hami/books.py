@@ -85,6 +85,7 @@ class Booking:
     node: str
     use: Mapping[str, tuple[int, int, int]]
     reservations: tuple[Reservation, ...] = ()
+    name: str = ""
 
 
 def inventory(node: Mapping[str, Any]) -> Inventory:
@@ -192,7 +193,7 @@ def booking(pod: Mapping[str, Any]) -> Booking | None:
         slots, inits = slots[inits:], 0
     return Booking(
         pod["metadata"].get("uid", ""), pod["metadata"].get("namespace", "default"), node, collapse(slots, inits),
-        reservations(annotations[MIG]) if MIG in annotations else (),
+        reservations(annotations[MIG]) if MIG in annotations else (), pod["metadata"].get("name", ""),
     )  # fmt: skip
 
 
