@@ -10,6 +10,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
 
 from defragd.core.budget import Claim, Entry
 from defragd.core.model import Expression, Pod, Selector
@@ -52,16 +55,37 @@ VOLATILE = (
 """Labels (or prefixes) that controllers and schedulers put on one pod: its replacement need not carry them."""
 
 
-def moves_of(run: Run) -> dict[str, Move]:
+class _Same:
+    """A plan by identity: records are never changed in place, and comparing plans would cost what reading does."""
+
+    __slots__ = ("plan",)
+
+    def __init__(self, plan: Mapping[str, Any]) -> None:
+        self.plan = plan
+
+    def __hash__(self) -> int:
+        return id(self.plan)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.plan is self.plan
+
+
+def moves_of(run: Run) -> Mapping[str, Move]:
     """The plan's moves by id, in plan order. A move that cannot be read is left out (the run record was edited)."""
+    return _read(_Same(run.plan))
+
+
+@lru_cache(maxsize=64)
+def _read(same: _Same) -> Mapping[str, Move]:
+    """Every look at a run asks for its moves several times: a plan is read once."""
     found: dict[str, Move] = {}
-    for item in run.plan.get("moves") or ():
+    for item in same.plan.get("moves") or ():
         try:
             move = move_from_json(item)
         except (KeyError, TypeError, ValueError):
             continue
         found[move.id] = move
-    return found
+    return MappingProxyType(found)
 
 
 def placement_name(run: str, move: str) -> str:

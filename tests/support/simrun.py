@@ -50,7 +50,7 @@ class HerePlanner:
     every time."""
 
     def run(self, request: PlanRequest, *, time_limit: float) -> PlanReply:
-        return plan_here(replace(request, max_steps=1000), time_limit=time_limit)
+        return plan_here(replace(request, max_steps=150), time_limit=time_limit)
 
 
 @dataclass
