@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -22,7 +23,8 @@ from defragd.core.pdb import YES, Permit
 from defragd.core.reasons import Reason
 from defragd.core.rules import Rules
 from defragd.core.run import Run
-from defragd.policy.load import SUFFIXES, Context, load_policies, load_text
+from defragd.policy.fields import to_camel
+from defragd.policy.load import SUFFIXES, Context, Known, load_policies, load_text
 from defragd.policy.loaded import LoadedPolicy, PolicySet
 from defragd.policy.registry import strategies
 from defragd.policy.schedule import Start, next_starts
@@ -32,6 +34,7 @@ from defragd.web.deps import PolicyView, StartView
 
 POLL_SECONDS = 2.0
 SHOWN_STARTS = 5
+REST_SECONDS = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +54,25 @@ class Policies:
         *,
         clock: Clock,
         hook: Hook,
-        context: Context | None = None,
+        context: Callable[[], Context] = Context,
         time_limit: float = 30.0,
         on_policy: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """``on_policy`` hears the name of every policy that is read (metrics bound their labels by it)."""
+        """``context`` is asked at every look: the installation's word may change while we run.
+        ``on_policy`` hears the name of every policy that is read (metrics bound their labels by it).
+        """
         self._paths = [Path(p) for p in paths]
         self._clock = clock
         self._hook = hook
-        self._context = context
+        self._context_now = context
+        self._context = Context()
         self._time_limit = time_limit
         self._on_policy = on_policy
         self._held: dict[str, Held] = {}
         self._strangers: tuple[Problem, ...] = ()
         """Errors of files that never were good."""
         self._digest = ""
+        self._known: Known = {}
         self._terms: dict[str, Terms] = {}
         self._starts: dict[str, tuple[str, datetime, datetime, list[Start]]] = {}
         self._guard = threading.Lock()
@@ -75,10 +82,15 @@ class Policies:
 
     def load(self) -> PolicySet:
         """Reads everything now. Returns what was read, so that a start with nothing but errors can be refused."""
-        digest = self._fingerprint()
-        found = load_policies(self._paths, self._context)
+        digest, context = self._fingerprint(), self._context_now()
+        if context != self._context:
+            self._known.clear()
+            self._terms.clear()
+        # A moment's rest after each policy leaves the interpreter to the webhook, which lives in the same process.
+        rest = (lambda: time.sleep(REST_SECONDS)) if self._digest else (lambda: None)
+        found = load_policies(self._paths, context, known=self._known, pause=rest)
         with self._guard:
-            self._digest = digest
+            self._digest, self._context = digest, context
             self._take(found)
         self._hook(
             "policies.reloaded",
@@ -93,7 +105,7 @@ class Policies:
         return found
 
     def reload_if_changed(self) -> bool:
-        if self._fingerprint() == self._digest:
+        if self._fingerprint() == self._digest and self._context_now() == self._context:
             return False
         self.load()
         return True
@@ -163,18 +175,28 @@ class Policies:
 
     def terms(self, run: Run) -> Terms:
         """Of the run's own record. A record that cannot be read any more falls back to the live policy, then to the
-        default rules, which are the careful ones."""
+        default rules, which are the careful ones. A policy or an installation turned to DryRun meanwhile holds it."""
         known = self._terms.get(run.name)
         if known is None:
             policy = self._recorded(run) or self.get(run.policy)
             known = terms_of(policy) if policy is not None else Terms(Rules(), timedelta(hours=2))
-            if self._context is not None and run.mode not in self._context.caps.modes:
-                # a run of earlier days, under a configuration that has become stricter since
-                known = replace(known, window=_forbidden(run.mode))
+            known = replace(known, window=self._unless_dry(run, known.window))
             if len(self._terms) > 200:
                 self._terms.clear()
             self._terms[run.name] = known
         return known
+
+    def _unless_dry(self, run: Run, window: Callable[[datetime], Permit]) -> Callable[[datetime], Permit]:
+        def judge(now: datetime) -> Permit:
+            if run.mode not in self._context.caps.modes:
+                text = f"the configuration of this installation does not allow mode {run.mode}"
+                return Permit(False, Reason.PAUSED, text)
+            live = self.get(run.policy)
+            if run.mode != "DryRun" and live is not None and live.mode == "DryRun":
+                return Permit(False, Reason.PAUSED, f"policy {run.policy} is in mode DryRun now")
+            return window(now)
+
+        return judge
 
     def _recorded(self, run: Run) -> LoadedPolicy | None:
         document = run.settings.get("policy")
@@ -228,11 +250,6 @@ def window_of(policy: LoadedPolicy) -> Callable[[datetime], Permit]:
     return window
 
 
-def _forbidden(mode: str) -> Callable[[datetime], Permit]:
-    text = f"the configuration of this installation does not allow mode {mode}"
-    return lambda now: Permit(False, Reason.PAUSED, text)
-
-
 def terms_of(policy: LoadedPolicy) -> Terms:
     """Under which a run of this policy goes on."""
     longest = [s.max_duration for s in policy.schedules]
@@ -247,6 +264,13 @@ def terms_of(policy: LoadedPolicy) -> Terms:
     )
 
 
+def _as_written(value: Any) -> Any:
+    """Arguments by the names that policy files use."""
+    if isinstance(value, Mapping):
+        return {to_camel(str(key)): _as_written(item) for key, item in value.items()}
+    return [_as_written(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def _view(held: Held, latest: Run | None, now: datetime, coming: Sequence[Start]) -> PolicyView:
     policy = held.policy
     spec: dict[str, Any] = policy.document.get("spec", {})
@@ -257,7 +281,7 @@ def _view(held: Held, latest: Run | None, now: datetime, coming: Sequence[Start]
         source=policy.source,
         digest=policy.digest,
         strategy=policy.strategy,
-        args=policy.args,
+        args=_as_written(policy.args),
         mode=policy.mode,
         schedule="; ".join(s.cron.text for s in policy.schedules),
         time_zone=first.cron.zone.key if first else "",

@@ -24,6 +24,7 @@ from defragd.controllers.lane import PoolLane
 from defragd.controllers.offload import ChildPlanner
 from defragd.daemon.access import authorizer, missing_rights, placement_creator
 from defragd.daemon.books import BookLoop
+from defragd.daemon.live_settings import LiveSettings
 from defragd.daemon.policies import Policies
 from defragd.daemon.replica import Ports, Replica
 from defragd.errors import ClusterError, ConfigError, Forbidden, PolicyError
@@ -43,8 +44,6 @@ from defragd.obs.hami_metrics import read as read_hami_metrics
 from defragd.obs.logging import configure, get_logger
 from defragd.obs.metrics import Metrics
 from defragd.obs.observer import Observer
-from defragd.policy.caps import Caps
-from defragd.policy.load import Context
 from defragd.ports import Hook, Leadership
 from defragd.settings import Settings, split_address
 from defragd.web.app import create_app
@@ -59,8 +58,11 @@ LEAVE_SECONDS = 3.0
 SERVICE = "gpu-descheduler-webhook"
 
 
-def run(settings: Settings) -> int:
-    """Runs until SIGTERM or SIGINT; 0 after an orderly end. Raises DefragError (one line each) when it cannot start."""
+def run(settings: Settings, *, config: str | None = None, reread: Callable[[], Settings] | None = None) -> int:
+    """Runs until SIGTERM or SIGINT; 0 after an orderly end. Raises DefragError (one line each) when it cannot start.
+
+    ``reread`` reads the settings anew when the file ``config`` has changed (see `live_settings`).
+    """
     json_lines = {"auto": None, "json": True, "console": False}[settings.log_format]
     configure(debug=settings.debug, json_lines=json_lines)
     metrics = Metrics()
@@ -68,7 +70,8 @@ def run(settings: Settings) -> int:
     hook("starting", {"version": __version__, "settings": settings.redacted()})
     stop = threading.Event()
     with _signals(stop), contextlib.ExitStack() as stack:
-        daemon = _Daemon(settings, hook, metrics, stop, stack)
+        live = LiveSettings(settings, path=config, reread=reread or (lambda: settings), hook=hook)
+        daemon = _Daemon(settings, live, hook, metrics, stop, stack)
         daemon.start()
         stop.wait()
         hook("stopping", {})
@@ -81,8 +84,15 @@ class _Daemon:
     """What is built, in the order in which it is built; ``stack`` undoes it when the start fails halfway."""
 
     def __init__(
-        self, settings: Settings, hook: Hook, metrics: Metrics, stop: threading.Event, stack: contextlib.ExitStack
+        self,
+        settings: Settings,
+        live: LiveSettings,
+        hook: Hook,
+        metrics: Metrics,
+        stop: threading.Event,
+        stack: contextlib.ExitStack,
     ) -> None:
+        self._live = live
         self._settings, self._hook, self._metrics, self._stop, self._stack = settings, hook, metrics, stop, stack
         self._identity = identity()
         self._draining = False
@@ -153,14 +163,11 @@ class _Daemon:
 
     def _load_policies(self, clock: SystemClock) -> Policies:
         settings = self._settings
-        caps = settings.caps.model_dump()
-        modes = tuple(caps.pop("modes")) if settings.mode == "Policy" else ("DryRun",)
-        caps.pop("modes", None)
         policies = Policies(
             [Path(settings.policies)] if settings.policies else [],
             clock=clock,
             hook=self._hook,
-            context=Context(caps=Caps(**caps, modes=modes), defaults=settings.defaults),
+            context=self._live.context,
             time_limit=settings.planner.time_limit.total_seconds(),
             on_policy=self._metrics.know_policy,
         )
@@ -259,7 +266,7 @@ class _Daemon:
             authorize_read=judge if self._settings.api.reads == "Authorized" else None,
             create_placement=placement_creator(client),
             writes_enabled=writes,
-            settings=self._settings.redacted(),
+            settings=self._live.shown,
         )
         server = Server(create_app(deps), self._settings.api.address, name="api", hook=self._hook)
         server.start()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from defragd.policy.problems import describe, from_validation, names_at, nearest
 from defragd.policy.schedule import never_allowed
 from defragd.policy.schema import API_VERSION, KIND, DefragPolicy
 from defragd.policy.strategy_args import check_args, model_of
-from defragd.policy.yaml_source import MAX_BYTES, Document, Problem, read_documents
+from defragd.policy.yaml_source import MAX_BYTES, Document, Problem, read_documents, split_documents
 
 SUFFIXES = (".yaml", ".yml", ".json")
 HAMI_LOCK_EXPIRY_S = 300
@@ -40,34 +39,80 @@ class Context:
     now: datetime | None = None
 
 
-def load_policies(paths: str | Path | Iterable[str | Path], context: Context | None = None) -> PolicySet:
+Known = dict[tuple[str, bytes], tuple[int, LoadedPolicy]]
+"""Policies by file and digest of their text, with the line where that begins."""
+
+
+def load_policies(
+    paths: str | Path | Iterable[str | Path],
+    context: Context | None = None,
+    *,
+    known: Known | None = None,
+    pause: Callable[[], None] = lambda: None,
+) -> PolicySet:
     """Read files and directories (their ``*.yaml``, ``*.yml``, ``*.json``; hidden ones are left out).
 
     Never raises for what files contain: see ``PolicySet.errors``. Of two policies with one name the first stays.
+    ``known``: what an earlier call with the same context found; documents whose text is in it are not checked again.
+    ``pause`` is called after each one that was checked.
     """
     context = context or Context()
     wanted = [paths] if isinstance(paths, (str, Path)) else list(paths)
     policies: dict[str, LoadedPolicy] = {}
     errors: list[Problem] = []
     warnings: list[Problem] = []
+    before, now = dict(known or {}), {} if known is None else known
+    now.clear()
     for path, listed in _files([Path(p) for p in wanted], errors):
-        documents = _read(path, errors)
-        for document in documents:
-            if listed and not _is_ours(document.value):
-                warnings.append(document.problem((), f"this is no {KIND} ({API_VERSION}) and is left out"))
-                continue
-            policy, problems = load_document(document, context)
-            errors += problems
-            if policy is None:
-                continue
-            other = policies.get(policy.name)
-            if other is not None:
-                text = f'"{policy.name}" is the name of the policy at {other.source} already; give it another one'
-                errors.append(document.problem(("metadata", "name"), text))
-                continue
-            policies[policy.name] = policy
-            warnings += policy.warnings
+        text = _read(path, errors)
+        empty = text is not None
+        for line, part in split_documents(text or ""):
+            key = (str(path), hashlib.sha256(part.encode("utf-8", "surrogatepass")).digest())
+            policy = _moved(before.get(key), line)
+            found: list[tuple[Document | None, LoadedPolicy | None, list[Problem]]]
+            if policy is not None and policy.name not in policies:
+                found = [(None, policy, [])]
+            else:
+                documents, unreadable = read_documents(part, str(path), line)
+                errors += unreadable
+                ours = [d for d in documents if not listed or _is_ours(d.value)]
+                strange = f"this is no {KIND} ({API_VERSION}) and is left out"
+                warnings += [d.problem((), strange) for d in documents if d not in ours]
+                found = [(document, *load_document(document, context)) for document in ours]
+                empty = empty and not documents and not unreadable
+                pause()
+                if unreadable:
+                    break
+            for document, policy, problems in found:
+                errors += problems
+                if policy is None:
+                    continue
+                other = policies.get(policy.name)
+                if document is not None and other is not None:
+                    said = f'"{policy.name}" is the name of the policy at {other.source} already; give it another one'
+                    errors.append(document.problem(("metadata", "name"), said))
+                    continue
+                policies[policy.name] = policy
+                warnings += policy.warnings
+                if isinstance(policy.model.spec.gain.expected_mix, str):  # others depend on a second file
+                    now[key] = (line, policy)
+                empty = False
+        if empty:
+            errors.append(Problem(str(path), 1, 1, "", f"holds no policy; it begins with apiVersion: {API_VERSION}"))
     return PolicySet(tuple(policies[name] for name in sorted(policies)), tuple(errors), tuple(warnings))
+
+
+def _moved(found: tuple[int, LoadedPolicy] | None, line: int) -> LoadedPolicy | None:
+    """The policy of an unchanged text that now begins at ``line``."""
+    if found is None or found[0] == line:
+        return found[1] if found else None
+    by, policy = line - found[0], found[1]
+    source, _, old = policy.source.rpartition(":")
+    return dataclasses.replace(
+        policy,
+        source=f"{source}:{int(old) + by}",
+        warnings=tuple(dataclasses.replace(w, line=w.line + by) for w in policy.warnings),
+    )
 
 
 def load_text(text: str, source: str = "<text>", context: Context | None = None) -> PolicySet:
@@ -107,26 +152,20 @@ def _files(paths: list[Path], errors: list[Problem]) -> Iterable[tuple[Path, boo
             errors.append(Problem(str(path), 1, 1, "", f"cannot be read: {error.strerror}"))
 
 
-def _read(path: Path, errors: list[Problem]) -> list[Document]:
+def _read(path: Path, errors: list[Problem]) -> str | None:
     try:
         if path.stat().st_size > MAX_BYTES:
             errors.append(Problem(str(path), 1, 1, "", f"larger than {MAX_BYTES // 2**20} MiB; this is no policy file"))
-            return []
+            return None
         text = path.read_text(encoding="utf-8-sig")
-        if path.suffix == ".json":
-            # JSON may be indented with tabs, YAML not; a JSON string cannot hold one, so places stay right.
-            text = text.replace("\t", " ")
     except UnicodeDecodeError as error:
         errors.append(Problem(str(path), 1, 1, "", f"is not UTF-8 text (byte {error.start})"))
-        return []
+        return None
     except OSError as error:
         errors.append(Problem(str(path), 1, 1, "", f"cannot be read: {error.strerror}"))
-        return []
-    documents, problems = read_documents(text, str(path))
-    errors += problems
-    if not documents and not problems:
-        errors.append(Problem(str(path), 1, 1, "", f"holds no policy; it begins with apiVersion: {API_VERSION}"))
-    return documents
+        return None
+    # JSON may be indented with tabs, YAML not; a JSON string cannot hold one, so places stay right.
+    return text.replace("\t", " ") if path.suffix == ".json" else text
 
 
 def _is_ours(value: Any) -> bool:
@@ -170,9 +209,7 @@ def load_document(document: Document, context: Context) -> tuple[LoadedPolicy | 
         capped.append(f"mode {mode} is not allowed by the installation; the policy runs as DryRun")
         mode = "DryRun"
     line, _, _ = document.find(())
-    text = json.dumps(
-        [model.model_dump(mode="json", by_alias=True), dataclasses.asdict(rules), mode], sort_keys=True, default=str
-    )
+    text = f"{model.model_dump_json(by_alias=True)} {rules!r} {mode}"
     policy = LoadedPolicy(
         name=model.metadata.name,
         source=f"{document.source}:{line}",

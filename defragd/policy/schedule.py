@@ -107,7 +107,7 @@ def _last_allowed(policy: Scheduled, cron: Cron, now: datetime, within: timedelt
         found = cron.last(at, reach)
         if found is None or found < floor:
             return None
-        if policy.windows.check(found).allowed:
+        if policy.windows.allows(found):
             return found
         at = found - timedelta(microseconds=1)
         reach = at - floor + timedelta(microseconds=1)
@@ -123,8 +123,8 @@ def never_allowed(policy: Scheduled, now: datetime) -> bool:
     times = [now + step * index for index in range(200)]
     if not policy.schedules:
         return not any(
-            policy.windows.check(when).allowed for when in times + [now + timedelta(minutes=97) * k for k in range(120)]
+            policy.windows.allows(when) for when in times + [now + timedelta(minutes=97) * k for k in range(120)]
         )
     near = (when for when, _ in itertools.islice(_all(policy, now), 50))
     far = (start for when in times for start, _ in itertools.islice(_all(policy, when), 1))
-    return not any(policy.windows.check(start).allowed for start in itertools.chain(near, far))
+    return not any(policy.windows.allows(start) for start in itertools.chain(near, far))

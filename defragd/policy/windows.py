@@ -63,6 +63,13 @@ class Windows:
     allow: tuple[Span, ...] = ()
     deny: tuple[Span, ...] = ()
 
+    def allows(self, now: datetime) -> bool:
+        """As ``check`` judges, without the reason and the end."""
+        now = now.astimezone(UTC)
+        if any(span.covers(now) is not None for span in self.deny):
+            return False
+        return not self.allow or any(span.covers(now) is not None for span in self.allow)
+
     def check(self, now: datetime) -> WindowVerdict:
         """Whether a move may start at ``now``; the reason names the window that says no."""
         now = now.astimezone(UTC)

@@ -6,6 +6,7 @@ keys are errors, keys are text, ``on``/``yes``/``1:30``/dates stay text (YAML 1.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ MAX_BYTES = 16 * 2**20
 MAX_NODES = 200_000
 """Values of one document after aliases are expanded."""
 MAX_DEPTH = 64
+MAX_LINE = MAX_OPEN = 500
+"""Texts with longer lines, or documents with more brackets, are read by the slower parser (see `_shallow`)."""
 
 Loc = tuple[int | str, ...]
 
@@ -36,23 +39,35 @@ class Problem:
         return f"{self.source}:{self.line}:{self.column}: {path}{self.message}"
 
 
+_RESOLVERS = (
+    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", [*"tTfF"]),
+    ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("int", r"^[-+]?[0-9]+$", [*"-+0123456789"]),
+    (
+        "float",
+        r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|\.inf|\.Inf)$|^\.(?:nan|NaN)$",
+        [*"-+0123456789."],
+    ),
+    ("merge", r"^<<$", ["<"]),
+)
+"""YAML 1.2's core schema, and the merge key."""
+
+
 class _Loader(yaml.SafeLoader):
-    """Scanner, parser and composer of PyYAML with YAML 1.2's core schema; construction is done here."""
+    """Scanner, parser and composer of PyYAML; construction is done here."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$", re.ASCII), list("-+0123456789"))
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|\.inf|\.Inf)$|^\.(?:nan|NaN)$", re.ASCII),
-    list("-+0123456789."),
-)
-_Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"^<<$"), ["<"])
+class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """The same with libyaml's parser where PyYAML has it: ten times as fast."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+
+
+for _kind, _pattern, _first in _RESOLVERS:
+    for _loader in (_Loader, _FastLoader):
+        _loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern, re.ASCII), _first)
 
 
 @dataclass(frozen=True)
@@ -100,24 +115,33 @@ def _pair(node: yaml.MappingNode, part: int | str) -> tuple[yaml.Node, yaml.Node
     return merged
 
 
-def read_documents(text: str, source: str) -> tuple[list[Document], list[Problem]]:
+def split_documents(text: str) -> list[tuple[int, str]]:
+    """(first line, text) of each document, in order. A text with directives stays whole."""
+    if re.search(r"^(%|\.\.\.)", text, re.MULTILINE):
+        return [(1, text)]
+    starts = [0, *(m.start() for m in re.finditer(r"(?<=\n)---(?=\s|$)", text)), len(text)]
+    parts = [text[begin:end] for begin, end in itertools.pairwise(starts)]
+    lines = itertools.accumulate((part.count("\n") for part in parts), initial=1)
+    return [(line, part) for line, part in zip(lines, parts, strict=False) if part]
+
+
+def read_documents(text: str, source: str, line: int = 1) -> tuple[list[Document], list[Problem]]:
     """All documents of a text; empty ones are left out. A syntax error ends the reading of its file.
 
-    Never raises on bad text: every fault is a Problem, those inside a document also in ``Document.problems``.
+    Never raises on bad text: every fault is a Problem, those inside a document also in ``Document.problems``. ``line``
+    is where in its file the text begins.
     """
-    documents: list[Document] = []
+    text = "\n" * (line - 1) + text
     if len(text) > MAX_BYTES:
         return [], [Problem(source, 1, 1, "", f"larger than {MAX_BYTES // 2**20} MiB; this is no policy file")]
+    if _shallow(text):
+        try:
+            return _compose(_FastLoader(text), source), []
+        except (yaml.YAMLError, RecursionError, ValueError):
+            pass  # read once more by the other parser, whose words people know
+    documents: list[Document] = []
     try:
-        loader = _Loader(text)
-        while loader.check_node():
-            root = loader.get_node()
-            if root is None:
-                break
-            built = _Builder(source)
-            value = built.build(root, ())
-            if value is not None or built.problems:
-                documents.append(Document(source, value, root, tuple(built.problems)))
+        _compose(_Loader(text), source, documents)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
@@ -129,6 +153,26 @@ def read_documents(text: str, source: str) -> tuple[list[Document], list[Problem
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         return documents, [Problem(source, 1, 1, "", f"not readable as YAML: {type(error).__name__}")]
     return documents, []
+
+
+def _compose(loader: Any, source: str, into: list[Document] | None = None) -> list[Document]:
+    """The documents of a loader. ``into``: also holds those before a fault."""
+    documents = [] if into is None else into
+    while loader.check_node():
+        root = loader.get_node()
+        if root is None:
+            break
+        built = _Builder(source)
+        value = built.build(root, ())
+        if value is not None or built.problems:
+            documents.append(Document(source, value, root, tuple(built.problems)))
+    return documents
+
+
+def _shallow(text: str) -> bool:
+    """Whether nesting is bounded at a glance: libyaml's composer recurses in C, where only the stack stops it."""
+    longest = max(map(len, text.splitlines()), default=0)
+    return longest <= MAX_LINE and all(part.count("[") + part.count("{") <= MAX_OPEN for part in text.split("\n---"))
 
 
 def _explain(error: yaml.MarkedYAMLError, text: str, line: int) -> str:

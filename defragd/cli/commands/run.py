@@ -50,4 +50,4 @@ def command(
         "leader_elect": False if no_leader_elect else None,
         "debug": True if debug else None,
     }
-    raise SystemExit(run(load_settings(config, flags)))
+    raise SystemExit(run(load_settings(config, flags), config=config, reread=lambda: load_settings(config, flags)))

@@ -13,9 +13,12 @@ import pytest
 from defragd.core.breaker import BREAKER
 from defragd.core.reasons import Reason
 from defragd.core.run import Run
+from defragd.daemon.live_settings import LiveSettings
 from defragd.daemon.policies import Policies, window_of
+from defragd.policy import load
 from defragd.policy.caps import Caps
 from defragd.policy.load import Context
+from defragd.settings import load_settings
 from defragd.sim.clock import SimClock
 
 GOOD = """
@@ -150,12 +153,75 @@ def test_a_configuration_turned_to_dry_run_holds_runs_of_earlier_days(folder: Fo
     (policy,) = folder.policies.all()
     run = Run("ns", "a-1", "a", "Auto", "best-fit", settings=folder.policies.job(policy).settings)
     strict = Policies(
-        [folder.path], clock=SimClock(), hook=lambda *_: None, context=Context(caps=Caps(modes=("DryRun",)))
+        [folder.path], clock=SimClock(), hook=lambda *_: None, context=lambda: Context(caps=Caps(modes=("DryRun",)))
     )
     strict.load()
     held = strict.terms(run).window(SimClock().now())
     assert (held.ok, held.reason) == (False, Reason.PAUSED)
     assert "does not allow mode Auto" in held.detail
+
+
+@pytest.mark.parametrize(("edit", "says"), [("mode: DryRun", "policy a is in mode DryRun now"), ("mode: Auto", "")])
+def test_a_policy_turned_to_dry_run_holds_its_run_at_once(folder: Folder, edit: str, says: str) -> None:
+    (policy,) = folder.policies.all()
+    run = Run("ns", "a-1", "a", "Auto", "best-fit", settings=folder.policies.job(policy).settings)
+    window, night = folder.policies.terms(run).window, SimClock().now().replace(hour=3)
+    assert window(night).ok
+    folder.write("a.yaml", (GOOD % ("a", 20)).replace("mode: Auto", edit))
+    assert folder.policies.reload_if_changed()
+    assert (window(night).ok, window(night).detail) == (not says, says)
+
+
+def test_the_configuration_is_turned_to_dry_run_and_back_while_we_run(tmp_path: Path) -> None:
+    file, folder = tmp_path / "config.yaml", tmp_path / "policies"
+    folder.mkdir()
+    (folder / "a.yaml").write_text(GOOD % ("a", 10))
+    file.write_text("mode: Policy\n")
+    events: list[Event] = []
+
+    def hook(event: str, fields: Mapping[str, Any]) -> None:
+        events.append((event, fields))
+
+    live = LiveSettings(load_settings(str(file)), path=str(file), reread=lambda: load_settings(str(file)), hook=hook)
+    policies = Policies([folder], clock=SimClock(), hook=hook, context=live.context)
+    policies.load()
+    (policy,) = policies.all()
+    run = Run("ns", "a-1", "a", "Auto", "best-fit", settings=policies.job(policy).settings)
+    night = SimClock().now().replace(hour=3)
+    assert policies.terms(run).window(night).ok and not policies.reload_if_changed()
+
+    file.write_text("mode: DryRun\ncaps: {total: 3}\n")
+    assert policies.reload_if_changed()
+    assert (policies.all()[0].mode, policies.all()[0].rules.budgets.total) == ("DryRun", 3)
+    assert "does not allow mode Auto" in policies.terms(run).window(night).detail
+    assert live.shown["mode"] == "DryRun"
+
+    file.write_text("mode: Dryrun\n")
+    assert not policies.reload_if_changed() and policies.all()[0].mode == "DryRun"
+    assert [fields["reason"].split(": ")[1] for event, fields in events if event == "settings.broken"] == ["mode"]
+    file.write_text("mode: Policy\n")
+    assert policies.reload_if_changed() and policies.terms(run).window(night).ok
+
+
+def test_an_edit_is_checked_and_the_rest_is_taken_as_it_was(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [GOOD % (f"p{n:02}", n + 1) for n in range(30)]
+    folder.write("a.yaml", "---".join(many))
+    assert folder.policies.reload_if_changed()
+    checked = []
+    real = load.load_document
+    monkeypatch.setattr(load, "load_document", lambda *given: checked.append(given) or real(*given))
+    many[7] = "\n# a line more, so that all that follows moves down" + GOOD % ("p07", 99)
+    folder.write("a.yaml", "---".join(many))
+    assert folder.policies.reload_if_changed()
+    assert len(checked) == 1
+    assert folder.totals() == {f"p{n:02}": 99 if n == 7 else n + 1 for n in range(30)}
+    lines = {p.name: int(p.source.rpartition(":")[2]) for p in folder.policies.all()}
+    text = (folder.path / "a.yaml").read_text().splitlines()
+    assert all(f"name: {name}" in "".join(text[line - 1 : line + 2]) for name, line in lines.items()), lines
+
+
+def test_arguments_are_shown_by_the_names_of_the_file(folder: Folder) -> None:
+    assert folder.policies.views([])[0].args["useIdleNodes"] is False
 
 
 def test_an_open_breaker_is_shown_with_the_policies_it_holds(folder: Folder) -> None:

@@ -11,9 +11,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from defragd.cli import sources
 from defragd.core.model import Expression
 from defragd.core.rules import Budgets, Cap, Execution, Gain, Protection, Rules, Scope
 from defragd.errors import PolicyError
+from defragd.policy import yaml_source
 from defragd.policy.caps import Caps
 from defragd.policy.load import load_policies, load_text, require
 from tests.support.effort import examples
@@ -338,10 +340,10 @@ def test_a_thousand_policies(context, tmp_path):
     (tmp_path / "many.yaml").write_text(
         "---\n".join(HEAD.replace("name: p", f"name: p{i}") + '  schedule: {cron: "0 2 * * *"}\n' for i in range(1000))
     )
-    begin = time.monotonic()
+    begin = time.process_time()
     found = load_policies(tmp_path, context)
     assert len(found.policies) == 1000 and not found.errors
-    assert time.monotonic() - begin < 15
+    assert time.process_time() - begin < 10
 
 
 VALUE = st.recursive(
@@ -436,3 +438,19 @@ def test_a_policy_with_a_piece_of_junk_in_it(context, position, junk):
     at = position % len(text)
     found = load_text(text[:at] + junk + text[at:], "f.yaml", context)
     assert all(str(problem).startswith("f.yaml:") for problem in found.errors)
+
+
+@pytest.mark.parametrize("name", ["best-fit", "gpu-drain", "make-room", "node-drain"])
+def test_both_parsers_tell_the_same_values_and_places(name):
+    text = (sources.shipped_policies() / f"{name}.yaml").read_text() + "\n---\na: &x [1, {b: é, c: 'd\n  e'}]\nf: *x\n"
+    fast, slow = (yaml_source._compose(kind(text), "f") for kind in (yaml_source._FastLoader, yaml_source._Loader))
+    assert [d.value for d in fast] == [d.value for d in slow]
+    for one_, other in zip(fast, slow, strict=True):
+        spots = [("spec", "mode"), ("spec", "budgets", "total"), ("f", 1, "c"), ("a", 0), ("metadata", "name")]
+        assert [one_.find(at) for at in spots] == [other.find(at) for at in spots]
+
+
+def test_deep_nesting_does_not_reach_the_parser_in_c(context):
+    for text in ("[" * 100_000, "{a: " * 50_000, "- " * 50_000 + "x", "\n".join("- " * 9 + "[" for _ in range(600))):
+        assert not yaml_source._shallow(text)
+    assert "YAML" in errors(context, text="[" * 2000)[0]
