@@ -52,6 +52,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* The daemon's configuration: built-in defaults, then what the values say. */}}
 {{- define "defragd.config" -}}
-{{- $base := dict "mode" .Values.mode "hami" (dict "namespace" .Values.hami.namespace "deviceConfigMap" .Values.hami.deviceConfigMap) "api" (dict "writes" .Values.api.writes "reads" .Values.api.reads) "certificates" (dict "managed" (not .Values.webhook.certManager.enabled)) -}}
+{{- $hami := dict "namespace" .Values.hami.namespace "deviceConfigMap" .Values.hami.deviceConfigMap -}}
+{{- with .Values.hami.metrics }}{{- $_ := set $hami "metrics" . }}{{- end -}}
+{{- $base := dict "mode" .Values.mode "hami" $hami "api" (dict "writes" .Values.api.writes "reads" .Values.api.reads) "certificates" (dict "managed" (not .Values.webhook.certManager.enabled)) -}}
 {{- toYaml (mergeOverwrite $base (deepCopy .Values.config)) -}}
 {{- end -}}

@@ -43,6 +43,7 @@ class Patient:
     namespace: str = "kube-system"
     account: str = "gpu-descheduler"
     hami_namespace: str = "kube-system"
+    hami_metrics: str = ""
 
 
 Check = Callable[[Patient], Iterator[Finding]]
@@ -293,6 +294,7 @@ def budgets(patient: Patient) -> Iterator[Finding]:
 def books(patient: Patient) -> Iterator[Finding]:
     """What HAMi wrote is readable and free of contradictions."""
     snapshot = _snapshot(patient)
+    yield from _metrics(patient, snapshot)
     if not snapshot.problems:
         yield _say(OK, f"the books of {len(snapshot.devices)} devices and {len(snapshot.pods)} pods are sound")
         return
@@ -300,6 +302,31 @@ def books(patient: Patient) -> Iterator[Finding]:
         yield _say(WARN, f"{problem.object}: {problem.detail}", "nothing is moved from or to it until it is mended")
     if len(snapshot.problems) > 5:
         yield _say(WARN, f"{len(snapshot.problems) - 5} more objects; /api/v1/cluster-info lists them")
+
+
+def _metrics(patient: Patient, snapshot: Snapshot) -> Iterator[Finding]:
+    """What HAMi's scheduler says of its own books, against the pods' annotations."""
+    from defragd.hami.scheduler_books import BookCheck
+    from defragd.obs.hami_metrics import read
+
+    if not patient.hami_metrics:
+        yield _say(OK, "HAMi's own metrics were not asked; --hami-metrics URL does (port 9395 of its scheduler)")
+        return
+    try:
+        page = read(patient.hami_metrics)
+    except DefragError as error:
+        yield _say(WARN, str(error), "without them the books are not cross-checked")
+        return
+    check = BookCheck(grace=timedelta(0))
+    doubts = check.look(snapshot, page, datetime.now(UTC))
+    if not page.entries:
+        yield _say(WARN, "HAMi's metrics show no device", "ask the replica of its scheduler that leads")
+    elif not doubts:
+        yield _say(OK, f"HAMi's metrics agree with the pods' annotations on {check.compared} devices")
+    for (node, device), why in sorted(doubts.items())[:5]:
+        yield _say(WARN, f"{device} on {node}: {why}", "look again in half a minute: HAMi's metrics lag by 15 s")
+    if len(doubts) > 5:
+        yield _say(WARN, f"the books of {len(doubts) - 5} more devices differ from HAMi's metrics")
 
 
 @lru_cache(maxsize=1)

@@ -51,7 +51,7 @@ def test_every_panel_has_data(cluster: Cluster, start_daemon: Callable[..., Daem
         status_alerts, alerts = prometheus.get("/api/v1/alerts")
     assert not empty
     groups = rules["data"]["groups"]
-    assert status == 200 and sum(len(group["rules"]) for group in groups) == 18
+    assert status == 200 and sum(len(group["rules"]) for group in groups) == 20
     assert not [rule for group in groups for rule in group["rules"] if rule.get("lastError")]
     assert status_alerts == 200
     firing = {alert["labels"]["alertname"] for alert in alerts["data"]["alerts"] if alert["state"] == "firing"}

@@ -15,6 +15,7 @@ from defragd.cli.printers import emit, no_headers_option, output_option, paint
 )
 @click.option("--account", default="gpu-descheduler", show_default=True, metavar="NAME", help="Its ServiceAccount.")
 @click.option("--hami-namespace", default="kube-system", show_default=True, metavar="NS", help="Where HAMi is.")
+@click.option("--hami-metrics", metavar="URL|FILE", help="Metrics of HAMi's scheduler, to compare the books with.")
 @output_option("table", "json", "yaml")
 @no_headers_option
 def command(
@@ -23,6 +24,7 @@ def command(
     namespace: str,
     account: str,
     hami_namespace: str,
+    hami_metrics: str | None,
     output: str,
     no_headers: bool,
 ) -> int:
@@ -32,7 +34,7 @@ def command(
 
     client = Client.from_kubeconfig(kubeconfig, context)
     try:
-        found = examine(Patient(client, namespace, account, hami_namespace))
+        found = examine(Patient(client, namespace, account, hami_namespace, hami_metrics or ""))
     finally:
         client.close()
     items = [{"check": f.check, "status": f.status, "detail": f.detail, "mend": f.mend} for f in found]
