@@ -14,7 +14,7 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from defragd.errors import DefragError, Forbidden, MissingResource
+from defragd.errors import DefragError, Forbidden, MissingResource, Unreachable
 
 if TYPE_CHECKING:
     from defragd.core.snapshot import Snapshot
@@ -50,13 +50,16 @@ Check = Callable[[Patient], Iterator[Finding]]
 
 
 def examine(patient: Patient, names: Iterable[str] = ()) -> list[Finding]:
-    """Every check in turn, or those of these names."""
+    """Every check in turn, or those of these names. A server that does not answer ends it: the rest says the same."""
     found: list[Finding] = []
     for name, check in ((name, CHECKS[name]) for name in names or CHECKS):
         try:
             found += [Finding(name, f.status, f.detail, f.mend) for f in check(patient)]
         except Forbidden as error:
             found.append(Finding(name, UNKNOWN, str(error), "look with an account that may"))
+        except Unreachable as error:
+            found.append(Finding(name, FAIL, str(error), "check --kubeconfig, --context, network and proxy"))
+            break
         except DefragError as error:
             found.append(Finding(name, FAIL if name == "server" else UNKNOWN, str(error)))
     return found

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import quote
 
 import click
+from urllib3.exceptions import HTTPError
 
 from defragd.errors import ClusterError, ConfigError, DefragError, Forbidden, Unreachable
 
@@ -55,6 +56,10 @@ class Door(Protocol):
     def steer(self, name: str, verb: str) -> Json: ...
 
     def run_policy(self, name: str) -> Json: ...
+
+    def policies(self) -> list[Json]:
+        """In order of name, as ``/api/v1/policies`` lists them."""
+        ...
 
     def close(self) -> None: ...
 
@@ -109,15 +114,11 @@ class ApiDoor:
         self._base, self._token, self._timeout = base.rstrip("/"), token, timeout
 
     def runs(self, policy: str | None = None) -> list[Json]:
-        found: list[Json] = []
-        query = f"?limit=200{f'&policy={quote(policy)}' if policy else ''}"
-        more = ""
-        while True:
-            page = self._call("GET", f"/api/v1/runs{query}{more}")
-            found += page["items"]
-            if not page.get("nextPageToken"):
-                return found
-            more = f"&continue={quote(page['nextPageToken'], safe='')}"
+        query = f"&policy={quote(policy)}" if policy else ""
+        return every_page(lambda page: self._call("GET", f"/api/v1/runs{page}{query}"))
+
+    def policies(self) -> list[Json]:
+        return every_page(lambda page: self._call("GET", f"/api/v1/policies{page}"))
 
     def run(self, name: str) -> Json:
         return self._call("GET", f"/api/v1/runs/{quote(name, safe='')}")
@@ -192,25 +193,29 @@ class ClusterDoor:
         return run_detail_json(replace(run, desired=VERBS[verb], desired_by=spec["desiredBy"]))
 
     def run_policy(self, name: str) -> Json:
-        token = self._client.token()
-        if not token:
+        if not self._client.token():
             raise ConfigError(
                 "planning needs the daemon, and it knows you by a token; this kubeconfig has none. Forward its port "
                 f"(kubectl -n {self._namespace} port-forward service/gpu-descheduler 8083) and use "
                 "--api http://127.0.0.1:8083 --token TOKEN"
             )
-        path = (
-            f"/api/v1/namespaces/{self._namespace}/services/gpu-descheduler:http/proxy/api/v1/policies/"
-            f"{quote(name, safe='')}:run"
-        )
+        return leaders_word(lambda: self._proxied("POST", f"policies/{quote(name, safe='')}:run", {}))
 
-        def ask() -> Json:
-            answer = self._client.send("POST", path, body={}, headers={"X-Defragd-Token": token}, timeout=130.0)
-            if answer.status >= 300:
-                raise refusal(answer.status, answer.data, path)
-            return read_json(answer.data, path)
+    def policies(self) -> list[Json]:
+        return every_page(lambda page: self._proxied("GET", f"policies{page}"))
 
-        return leaders_word(ask)
+    def _proxied(self, method: str, path: str, body: Json | None = None) -> Json:
+        """Asks the daemon through the API server's service proxy, which takes ``Authorization`` away."""
+        where = f"/api/v1/namespaces/{self._namespace}/services/gpu-descheduler:http/proxy/api/v1/{path}"
+        token = self._client.token()
+        headers = {"X-Defragd-Token": token} if token else None
+        try:
+            answer = self._client.send(method, where, body=body, headers=headers, timeout=130.0)
+        except HTTPError as error:
+            raise Unreachable(f"{self._client.server} cannot be reached: {type(error).__name__}") from None
+        if answer.status >= 300:
+            raise refusal(answer.status, answer.data, where)
+        return read_json(answer.data, where)
 
     def close(self) -> None:
         self._client.close()
@@ -240,6 +245,18 @@ class ClusterDoor:
         answer = self._client.write("POST", path, body)
         user = ((answer.body.get("status") or {}).get("userInfo") or {}).get("username") if answer.ok else ""
         return str(user or f"{os.environ.get('USER', 'somebody')} by kubectl")[:1024]
+
+
+def every_page(ask: Callable[[str], Json]) -> list[Json]:
+    """The items of all pages; ``ask`` gets the query of each."""
+    found: list[Json] = []
+    query = "?limit=200"
+    while True:
+        page = ask(query)
+        found += page["items"]
+        if not page.get("nextPageToken"):
+            return found
+        query = f"?limit=200&continue={quote(page['nextPageToken'], safe='')}"
 
 
 def leaders_word(ask: Callable[[], Json]) -> Json:

@@ -195,12 +195,16 @@ def shipped_policies() -> Path | None:
     return None
 
 
+def is_file(reference: str) -> bool:
+    """Meant as a file (or, with a slash, a directory), not as a policy's name."""
+    return "/" in reference or reference.endswith((".yaml", ".yml", ".json")) or Path(reference).is_file()
+
+
 def find_policy(reference: str, policies: tuple[str, ...] = ()) -> tuple[LoadedPolicy, PolicySet]:
     """A policy by file, or by name among ``--policies`` and the shipped ones. Raises PolicyError or ConfigError."""
     from defragd.policy.load import load_policies, require
 
-    looks_like_file = "/" in reference or reference.endswith((".yaml", ".yml", ".json"))
-    if looks_like_file or Path(reference).is_file():
+    if is_file(reference):
         found = load_policies(reference)
         usable = require(found)
         if len(usable) != 1:

@@ -21,7 +21,7 @@ from defragd.web.plan_view import draw_plan, read_moves
 from defragd.web.problems import Problem
 from defragd.web.resources import has_plan, move_counts
 from defragd.web.security import check_token, form_token, keep_token
-from defragd.web.wording import CAUSE_WORDS, age, gib, moment, percent, sentence, shape, short
+from defragd.web.wording import CAUSE_WORDS, MAKES_ROOM, STOPPED, age, gib, moment, percent, sentence, shape, short
 
 NODES_PER_PAGE = 60
 ROWS_PER_PAGE = 100
@@ -63,6 +63,8 @@ def _context(deps: ApiDeps) -> dict[str, Any]:
         "short": short,
         "shape": shape,
         "draw": draw,
+        "stopped": STOPPED,
+        "makes_room": MAKES_ROOM,
         "move_link": lambda move: f"#move-{quote(move.id)}",
         "badge": lambda word: next((tone for tone, words in TONES.items() if str(word) in words), "plain"),
         "counts": move_counts,

@@ -17,6 +17,18 @@ CAUSE_WORDS: Mapping[str, str] = {
 """Causes of phi, in words."""
 
 
+MAKES_ROOM = "the move is worth nothing by itself, it makes room for others; what counts is the whole plan"
+"""What a negative gain of a move means."""
+
+STOPPED: Mapping[str, str] = {
+    "time": "at the time limit",
+    "steps": "at the step limit",
+    "budget": "at a budget",
+    "infeasible": "without a way",
+}
+"""Why a search ended, where it was not complete."""
+
+
 def sentence(score: Score, plan: Mapping[str, Any] | None = None) -> str:
     """The score for people; ``plan`` (a plan object with fragmentation) adds what its moves would bring."""
     if not score.classes or score.idle_gpus <= 0:

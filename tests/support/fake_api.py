@@ -44,6 +44,8 @@ class FakeApi:
         self.delay = 0.0
         self.bookmarks = True
         self.drop_watches_at_once = False
+        self.behind_proxy: Any = None
+        """(method, path, headers, body) -> (status, body): what the service proxy leads to."""
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -198,6 +200,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.connection.shutdown(socket.SHUT_RDWR)
                 return
             self._send(chosen[2], chosen[3], chosen[4])
+            return
+        _, proxied, path = self.path.partition("/proxy/")
+        if proxied and fake.behind_proxy is not None:
+            # as the real one does: the caller's credentials stay here, and nobody is named in their stead
+            headers = {k: v for k, v in self.headers.items() if k.lower() not in ("authorization", "host")}
+            status, answer = fake.behind_proxy(method, f"/{path}", headers, raw)
+            self._send(status, answer, {})
             return
         path, key, sub = _place(parts.path)
         if path in fake.forbidden:

@@ -14,6 +14,7 @@ import click
 from defragd.cli import sources
 from defragd.cli.printers import Table, emit, no_headers_option, output_option, warn, warn_refusals
 from defragd.errors import ConfigError
+from defragd.web.wording import MAKES_ROOM
 
 if TYPE_CHECKING:
     from defragd.core.plan import PlanReply
@@ -162,6 +163,8 @@ def _text(plan: Mapping[str, Any], *, wide: bool, headers: bool) -> str:
         f"frees {_count(freed['devices'], 'device')} and {_count(freed['nodes'], 'node')}; "
         f"stopped: {plan['stopped']}; {plan['elapsedSeconds']:.1f} s"
     )
+    if any(move["gain"] < 0 for move in plan["moves"]):
+        lines.append(f"GAIN below 0: {MAKES_ROOM}")
     counts = Counter(item["reason"] for item in plan["refused"])
     if counts:
         lines.append("refused: " + ", ".join(f"{count} {reason}" for reason, count in counts.most_common()))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from defragd.cli import sources
 from defragd.cli.printers import Table, emit, no_headers_option, output_option
+from defragd.cli.remote import door_options, open_door
 from defragd.errors import ConfigError, PolicyError
 
 if TYPE_CHECKING:
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.group("policy", short_help="Validate, list and show policies; their start times.")
 def command() -> None:
-    """Work with policy files; no cluster is needed."""
+    """Work with policy files, for which no cluster is needed, or look at the policies of a running defragd."""
 
 
 def _read(files: tuple[str, ...]) -> PolicySet:
@@ -29,6 +32,60 @@ def _read(files: tuple[str, ...]) -> PolicySet:
             raise ConfigError("no policy files given, and none are shipped with this build")
         return load_policies(shipped)
     return load_policies(list(files))
+
+
+def _chosen(given: tuple[str, ...], where: Mapping[str, Any]) -> PolicySet:
+    """Policies by file and by name: names are those of the running defragd that ``where`` (see `door_options`) leads
+    to, else of the shipped ones."""
+    from defragd.policy.loaded import PolicySet
+
+    names = tuple(word for word in given if not (sources.is_file(word) or Path(word).is_dir()))
+    if (where["api"] or where["kubeconfig"] or where["context"]) and (names or not given):
+        parts = [_served(names, where)]
+    elif names:
+        parts = [PolicySet((sources.find_policy(name)[0],)) for name in names]
+    else:
+        parts = [] if given else [_read(())]
+    files = tuple(word for word in given if word not in names)
+    parts += [_read(files)] if files else []
+    return PolicySet(
+        tuple(policy for part in parts for policy in part.policies),
+        tuple(problem for part in parts for problem in part.errors),
+        tuple(problem for part in parts for problem in part.warnings),
+    )
+
+
+def _served(names: tuple[str, ...], where: Mapping[str, Any]) -> PolicySet:
+    """Policies as the daemon has them in force, defaults and caps of its installation included."""
+    import json
+
+    from defragd.policy.load import load_text
+    from defragd.policy.loaded import PolicySet
+    from defragd.policy.problems import nearest
+    from defragd.policy.schema import API_VERSION, KIND
+    from defragd.policy.yaml_source import Problem
+
+    door = open_door(**where)
+    try:
+        items = {item["name"]: item for item in door.policies()}
+    finally:
+        door.close()
+    for name in names:
+        if name not in items:
+            hint = nearest(name, sorted(items)).replace("fields here", "known") if items else "; it has none"
+            raise ConfigError(f'no policy "{name}" in the running defragd{hint}')
+    found: list[LoadedPolicy] = []
+    errors: list[Problem] = []
+    for item in (items[name] for name in names or sorted(items)):
+        source = str(item["source"]).rpartition(":")[0] or str(item["source"])
+        if item["lastError"]:
+            errors.append(Problem(source, 1, 1, "", str(item["lastError"])))
+        if item["spec"]:
+            value = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": item["name"]}, "spec": item["spec"]}
+            read = load_text(json.dumps(value), source)
+            found += read.policies
+            errors += read.errors
+    return PolicySet(tuple(found), tuple(errors))
 
 
 def _plugins() -> list[str]:
@@ -60,20 +117,29 @@ def validate(files: tuple[str, ...]) -> int:
     found = _read(files)
     _say(found)
     count = len(found.policies)
-    click.echo(f"{count} {'policy' if count == 1 else 'policies'} valid, {len(found.errors)} errors")
+    wrong = len(found.errors)
+    click.echo(
+        f"{count} {'policy' if count == 1 else 'policies'} valid, {wrong} error{'' if wrong == 1 else 's'}"
+    )
     return 2 if found.errors else 0
 
 
 @command.command("list")
-@click.argument("files", nargs=-1, metavar="[FILE|DIR...]")
+@click.argument("files", nargs=-1, metavar="[NAME|FILE|DIR...]")
+@door_options
 @sources.now_option
 @output_option("table", "wide", "json", "yaml", "name")
 @no_headers_option
-def list_policies(files: tuple[str, ...], now: datetime | None, output: str, no_headers: bool) -> int:
-    """List policies (without files the shipped ones): strategy, mode, schedule, next start."""
+def list_policies(
+    files: tuple[str, ...], now: datetime | None, output: str, no_headers: bool, **where: str | None
+) -> int:
+    """List policies: strategy, mode, schedule, next start.
+
+    Those of the files; with --api or --kubeconfig those of the running defragd; else the shipped ones.
+    """
     from defragd.policy.schedule import next_starts
 
-    found = _read(files)
+    found = _chosen(files, where)
     _say(found)
     when = sources.present(now)
     items: list[dict[str, Any]] = []
@@ -119,16 +185,22 @@ def list_policies(files: tuple[str, ...], now: datetime | None, output: str, no_
 
 
 @command.command("schedule")
-@click.argument("files", nargs=-1, required=True, metavar="FILE|DIR...")
+@click.argument("files", nargs=-1, metavar="[NAME|FILE|DIR...]")
+@door_options
 @sources.now_option
 @click.option("--count", type=click.IntRange(1, 1000), default=10, show_default=True, help="Starts per policy.")
 @output_option("table", "json", "yaml")
 @no_headers_option
-def schedule(files: tuple[str, ...], now: datetime | None, count: int, output: str, no_headers: bool) -> None:
-    """The next start times in local time and UTC; those that a window denies are marked."""
+def schedule(
+    files: tuple[str, ...], now: datetime | None, count: int, output: str, no_headers: bool, **where: str | None
+) -> None:
+    """The next start times in local time and UTC; those that a window denies are marked.
+
+    A NAME is a shipped policy or, with --api or --kubeconfig, one of the running defragd.
+    """
     from defragd.policy.schedule import next_starts
 
-    found = _read(files)
+    found = _chosen(files, where)
     usable = _usable(found)
     when = sources.present(now)
     items: list[dict[str, Any]] = []

@@ -98,6 +98,14 @@ def test_a_sound_installation(api: FakeApi, tmp_path) -> None:
     assert not trouble, trouble
 
 
+def test_a_server_that_does_not_answer_is_told_once(tmp_path) -> None:
+    with FakeApi() as fake:
+        client = fake.client(tmp_path)
+    found = examine(Patient(client))
+    assert [(f.check, f.status) for f in found] == [("server", "fail")]
+    assert found[0].mend
+
+
 FAULTS: list[tuple[str, Callable[[FakeApi], Any], str, str, str, str]] = [
     ("old server", lambda a: setattr(a, "version", "23"), "server", "fail", "1.23", "1.24 or newer"),
     ("no gates", lambda a: setattr(a, "version", "26"), "server", "warn", "no scheduling gates", "1.27"),

@@ -17,8 +17,12 @@ from defragd.cli import printers
 from defragd.cli.commands import history
 from defragd.cli.main import cli, complete, run
 from defragd.core.run import MoveState, RunPhase
+from defragd.daemon.access import authorizer
+from defragd.kube.authz import TOKENS
 from defragd.kube.runs import run_status_to_object, run_to_object
+from defragd.policy.load import load_text
 from defragd.web.app import create_app
+from defragd.web.deps import PolicyView
 from defragd.web.serve import Server
 from tests.support.fake_api import FakeApi
 from tests.support.web_world import WebWorld, build_world
@@ -184,6 +188,83 @@ def test_run_now_goes_to_the_daemon(api, kube: FakeApi, world: WebWorld) -> None
     code, out, err = call("run-now", "weekly-drain", *kube.where)
     assert (code, err) == (0, "") and out.startswith("defragrun/fresh created, AwaitingApproval")
     assert kube.last_headers["X-Defragd-Token"] == "t", "the proxy keeps Authorization to itself"
+
+
+class Behind:
+    """The API server's service proxy with the daemon's own API behind it, judged by Kubernetes as in a cluster."""
+
+    def __init__(self, kube: FakeApi, world: WebWorld, folder: Any) -> None:
+        self.kube = kube
+        judge = authorizer(kube.client(folder), "kube-system")
+        self.app = create_app(replace(world.deps, authorize=judge, writes_enabled=True)).test_client()
+        kube.behind_proxy = self.call
+
+    def call(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+        answer = self.app.open(path, method=method, headers=headers, data=body)
+        return answer.status_code, answer.data
+
+    def says(self, user: str, *, may: bool) -> None:
+        status = {"authenticated": bool(user), "user": {"username": user}}
+        self.kube.answer("POST", TOKENS, 201, {"status": status})
+        path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+        self.kube.answer("POST", path, 201, {"status": {"allowed": may}})
+
+
+@pytest.mark.parametrize(
+    ("user", "may", "code", "says"),
+    [("", False, 3, "token"), ("guest", False, 3, "guest may not create defragruns"), ("ann", True, 1, "BreakerOpen")],
+)
+def test_writes_through_the_service_proxy_are_judged_by_the_callers_own_token(
+    world: WebWorld, kube: FakeApi, tmp_path, user: str, may: bool, code: int, says: str
+) -> None:
+    Behind(kube, world, tmp_path).says(user, may=may)
+    found = call("run-now", "make-room", *kube.where)
+    assert (found[0], found[2].count("\n")) == (code, 1) and says in found[2]
+    reviews = [body["spec"] for method, path, _, body in kube.requests if path == TOKENS]
+    assert reviews == [{"token": "t"}], "what the caller's kubeconfig holds, asked once"
+
+
+def test_without_a_token_the_proxy_gives_nobody_any_right(world: WebWorld, kube: FakeApi, tmp_path) -> None:
+    behind = Behind(kube, world, tmp_path)
+    for headers in ({}, {"X-Remote-User": "system:admin"}, {"Impersonate-User": "ann", "X-Forwarded-User": "ann"}):
+        assert behind.call("POST", "/api/v1/policies/make-room:run", headers, b"{}")[0] == 401
+    assert kube.count("POST", TOKENS) == 0
+
+
+# -- policies of the running daemon ------------------------------------------------------------------------------------
+
+
+SERVED = """
+apiVersion: defragd/v1
+kind: DefragPolicy
+metadata: {name: served}
+spec: {strategy: {name: best-fit}, mode: Approve, schedule: {cron: "30 4 * * *", timeZone: Asia/Shanghai}}
+"""
+
+
+def test_policies_and_starts_of_the_running_daemon_by_name(kube: FakeApi, tmp_path) -> None:
+    (policy,) = load_text(SERVED, "nightly.yaml").policies
+    view = PolicyView("served", "nightly.yaml:2", policy.digest, "best-fit", spec=policy.document["spec"])
+    broken = PolicyView("broken", "b.yaml:1", error="b.yaml:3:1: unknown field")
+    world = build_world(policies=lambda: [view, broken])
+    Behind(kube, world, tmp_path)
+    server = Server(create_app(world.deps), "127.0.0.1:0", name="api")
+    server.start()
+    for where in (("--api", server.url), kube.where):
+        code, out, err = call("policy", "schedule", "served", *where, "--now", "2026-12-01T00:00:00Z", "-o", "json")
+        assert (code, err) == (0, "")
+        (found,) = json.loads(out)
+        assert len(found["starts"]) == 10
+        assert found["starts"][0] == {
+            "utc": "2026-12-01T20:30:00Z", "local": "2026-12-02T04:30:00+08:00", "allowed": True, "reason": ""
+        }  # fmt: skip
+        code, out, err = call("policy", "list", *where)
+        assert code == 2 and "unknown field" in err
+        assert [line.split()[:3] for line in out.splitlines()[1:]] == [["served", "best-fit", "Approve"]]
+        code, out, err = call("policy", "schedule", "serve", *where)
+        assert (code, out) == (2, "") and 'did you mean "served"' in err
+    server.stop(drain=0.1)
+    assert call("policy", "schedule", "best-fit", "--count", "1")[0] == 0, "without a server: a shipped one"
 
 
 # -- following ---------------------------------------------------------------------------------------------------------

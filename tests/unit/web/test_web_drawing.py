@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from defragd.core.plan import ClassScore, Score
+from defragd.web import draw
 from defragd.web.cluster_view import build_view
 from defragd.web.draw import device_words, glance, graph, tone
 from defragd.web.wording import age, gib, percent, sentence, shape, short
@@ -78,3 +83,42 @@ def test_large_graphs_stay_small() -> None:
     text = str(graph(moves, lambda m: f"#{m.id}"))
     assert text.count("<rect") == 400 and len(text) < 150_000
     assert str(graph([], lambda m: "")).count("<rect") == 0
+
+
+# -- colours -----------------------------------------------------------------------------------------------------------
+
+SEES = {
+    "all colours": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+    "no red": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "no green": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+}
+"""Linear RGB as people without one kind of cone see it (Machado, Oliveira, Fernandes 2009)."""
+
+
+def lab(colour: str, sees: str) -> tuple[float, float, float]:
+    """CIELAB of #rrggbb."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    r, g, b = (sum(k * c for k, c in zip(row, linear, strict=True)) for row in SEES[sees])
+    x, y, z = (
+        max(0.0, total) ** (1 / 3)
+        for total in (
+            (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.95047,
+            0.2126 * r + 0.7152 * g + 0.0722 * b,
+            (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.08883,
+        )
+    )
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.parametrize("sees", SEES)
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_the_colours_of_the_legend_can_be_told_apart(theme: int, sees: str) -> None:
+    text = (Path(draw.__file__).parent / "static" / "app.css").read_text()
+    names = ["unusable" if tone_ == "bad" else tone_ for tone_ in draw.TONES]
+    colours = {name: re.findall(rf"--{name}: (#[0-9a-f]{{6}});", text)[theme] for name in names}
+    near = {
+        (one, other): math.dist(lab(colours[one], sees), lab(colours[other], sees))
+        for one, other in itertools.combinations(names, 2)
+    }
+    assert min(near.values()) > 18, min(near, key=near.__getitem__)
