@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
-from defragd.core.model import Pod
+from defragd.core.model import Pod, Workload
 from defragd.core.placement import Placement, PlacementStatus
 from defragd.core.plan import PlanReply, PlanRequest
 from defragd.core.run import Run
@@ -111,6 +111,12 @@ class RunStore(Protocol):
 
     def write_status(self, run: Run) -> Written:
         """Writes phase, reason, message, wave, moves, started, finished."""
+class WorkloadWriter(Protocol):
+    def scale(self, workload: Workload, replicas: int, *, manager: str) -> Written:
+        """The scale sub-resource of a Deployment, with its revision as precondition, under a field manager's name."""
+        ...
+
+
         ...
 
     def write_desired(self, name: str, desired: str, by: str) -> Written:

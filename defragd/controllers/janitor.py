@@ -3,6 +3,7 @@
 - steering is put on waiting competitors of held devices, and taken off when the hold ends or the pod is bound;
 - a pod that a dead placement pinned, and that never got bound, is recycled (it cannot fall back by itself); one that
   nobody would create again is given its choice of devices back instead;
+- what a surge that is over has left (a raised replica count, a deletion cost) is taken back;
 - ended placements are deleted after their time to live.
 
 Gates are not its business: every replica looks after those (`controllers.gates`).
@@ -19,10 +20,11 @@ from defragd.core.placement import GATE, PINNED, Placement, Step
 from defragd.core.placement_claims import strayed
 from defragd.core.placement_pin import can_widen, widen_patch
 from defragd.core.placement_steering import held_devices, steer_patches
+from defragd.core.placement_surge import cost_restored, left_behind
 from defragd.core.snapshot import Snapshot
 from defragd.core.vendor import Vendor
 from defragd.errors import NotLeader
-from defragd.ports import Clock, ClusterReader, Hook, Leadership, PlacementStore, PodWriter
+from defragd.ports import Clock, ClusterReader, Hook, Leadership, PlacementStore, PodWriter, WorkloadWriter
 
 MAX_AGE_SECONDS = 90.0
 ORPHAN_AFTER = timedelta(seconds=60)
@@ -47,7 +49,10 @@ class Janitor:
         hook: Hook,
         vendors: Mapping[str, Vendor],
         max_age_seconds: float = MAX_AGE_SECONDS,
+        workloads: WorkloadWriter | None = None,
     ) -> None:
+        """``workloads``: takes replicas of surges back."""
+        self._workloads = workloads
         self._reader, self._placements, self._pods, self._leadership = reader, placements, pods, leadership
         self._clock, self._hook, self._vendors, self._max_age = clock, hook, vendors, max_age_seconds
         self._touched: dict[str, float] = {}
@@ -80,6 +85,7 @@ class Janitor:
         snapshot, placements = self._reader.snapshot(), self._placements.list()
         return (
             self._steer(snapshot, placements, tick)
+            + self._end_surges(snapshot, placements, tick)
             + self._recycle_orphans(snapshot, placements, tick)
             + self._expire(placements, tick)
         )
@@ -135,6 +141,25 @@ class Janitor:
             answer = self._pods.evict(pod, check_revision=True)
             reason = "pinned for a placement that is gone"
             self._hook("recycle", {"pod": pod.key, "result": str(answer.outcome), "reason": reason})
+        return done
+
+    def _end_surges(self, snapshot: Snapshot, placements: Sequence[Placement], tick: float) -> int:
+        """Surges that failed, or whose placement is gone: the cost first, so that the count takes the new pod away."""
+        if self._workloads is None:
+            return 0
+        pods, scales = left_behind(snapshot, placements)
+        done = 0
+        for pod in pods[:PER_PASS]:
+            if self._may_touch(f"cost:{pod.uid}", tick):
+                answer = self._pods.patch_pod(pod.namespace, pod.name, cost_restored(pod))
+                self._hook("pod.patched", {"pod": pod.key, "why": "cost", "result": str(answer.outcome)})
+                done += 1
+        for scale in scales[:PER_PASS]:
+            if self._may_touch(f"surge:{scale.workload.uid}", tick):
+                answer = self._workloads.scale(scale.workload, scale.replicas, manager=scale.manager)
+                fields = {"workload": scale.workload.key, "replicas": scale.replicas, "result": str(answer.outcome)}
+                self._hook("surge", {**fields, "reason": "the surge is over"})
+                done += 1
         return done
 
     def _expire(self, placements: Sequence[Placement], tick: float) -> int:

@@ -24,10 +24,10 @@ from defragd.controllers.sending import Report, Sender, Task
 from defragd.core.gating import release_patch
 from defragd.core.model import Pod
 from defragd.core.placement import POLICY_LABEL, Placement, Step
-from defragd.core.placement_answers import learn
+from defragd.core.placement_answers import durations, learn
 from defragd.core.placement_pin import uuid_lists
 from defragd.core.placement_steering import held_devices, steering
-from defragd.core.placement_world import Decision, Evict, Memory, PatchPod, Tuning, World, arrivals
+from defragd.core.placement_world import Decision, Evict, Memory, PatchPod, Scale, Tuning, World, arrivals
 from defragd.core.progress import step
 from defragd.core.validate import SCHEDULERS
 from defragd.core.vendor import Vendor
@@ -42,6 +42,7 @@ from defragd.ports import (
     Outcome,
     PlacementStore,
     PodWriter,
+    WorkloadWriter,
     Written,
 )
 
@@ -84,13 +85,15 @@ class PlacementController:
         paused: Callable[[], str] = lambda: "",
         lane: Lane | None = None,
         admission: str = "gate",
+        workloads: WorkloadWriter | None = None,
     ) -> None:
         """``seen``: newest placement revision that this replica's own webhook acts on (default: of the cache).
         ``slice_seconds``: a cycle ends after about so long and starts again with a fresh snapshot. ``paused`` says
         why nothing new may begin ("" = it may); what is under way goes on. ``lane``: where calls run (default: at
-        once, in this thread). ``admission``: how the webhooks keep pods for us, "gate" or "pin"."""
+        once, in this thread). ``admission``: how the webhooks keep pods for us, "gate" or "pin".
+        ``workloads``: for surges."""
         self._reader, self._placements, self._pods = reader, placements, pods
-        self._sender = Sender(placements, pods, events, clock.monotonic)
+        self._sender = Sender(placements, pods, events, clock.monotonic, workloads)
         self._lane, self._admission = lane or InlineLane(), admission
         self._leadership, self._heartbeats, self._clock, self._hook = leadership, heartbeats, clock, hook
         self._vendors, self._schedulers, self._tuning = vendors, schedulers, tuning
@@ -260,6 +263,8 @@ class PlacementController:
                 # before it is sent: its replacement may be there before its answer is
                 world.memories[placement.key] = replace(decision.memory, evicted="Unknown")
                 world.ledger.take(action.pod)
+            elif isinstance(action, Scale) and not world.memories[placement.key].evicted:
+                world.memories[placement.key] = replace(decision.memory, evicted="Unknown")
             elif isinstance(action, PatchPod) and action.why == "pin":
                 world.arrivals[placement.spec.node_name] = placement.key
         self._lane.submit(placement.key, lambda: self._sender.carry_out(task))
@@ -299,7 +304,11 @@ class PlacementController:
         memory = task.memory
         for action, answer in report.answers:
             memory = learn(memory, action, str(answer.outcome), answer.message, answer.retry_after, self._clock.now())
-            fields = {"pod": action.pod.key, "result": str(answer.outcome), "reason": answer.message, "placement": key}
+            fields = {"result": str(answer.outcome), "reason": answer.message, "placement": key}
+            if isinstance(action, Scale):
+                self._hook("surge", {**fields, "workload": action.workload.key, "replicas": action.replicas})
+                continue
+            fields["pod"] = action.pod.key
             if isinstance(action, PatchPod):
                 self._hook("pod.patched", {**fields, "why": action.why})
                 if action.why == "pin" and answer.outcome not in (Outcome.OK, Outcome.UNKNOWN) and world is not None:
@@ -361,7 +370,7 @@ class PlacementController:
             "message": status.message,
         }
         if status.step is Step.ENDED and before.status.step is not Step.ENDED:
-            self._hook("placement.ended", {**fields, "result": str(status.phase), "seconds": _durations(after)})
+            self._hook("placement.ended", {**fields, "result": str(status.phase), "seconds": durations(after)})
         elif (status.phase, status.reason) != (before.status.phase, before.status.reason):
             self._hook("placement.phase", fields)
 
@@ -384,17 +393,3 @@ def _newer(mine: Placement, stored: Placement) -> bool:
     if mine.revision.isdecimal() and stored.revision.isdecimal():
         return int(mine.revision) > int(stored.revision)
     return mine.revision != stored.revision
-
-
-def _durations(placement: Placement) -> dict[str, float]:
-    """Seconds per phase, as far as the status knows them."""
-    status = placement.status
-    marks = [
-        ("pending", placement.created, status.held_at or status.ended_at),
-        ("held", status.held_at, status.evicting_at or status.ended_at),
-        ("evicting", status.evicting_at, status.evicted_at or status.ended_at),
-        ("awaiting", status.evicted_at, status.pinned_at or status.ended_at),
-        ("starting", status.pinned_at, status.ready_at or status.ended_at),
-        ("settling", status.ready_at, status.ended_at),
-    ]
-    return {name: round((end - begin).total_seconds(), 3) for name, begin, end in marks if begin and end}

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from defragd.core.placement import KIND, Placement, PlacementStatus
-from defragd.core.placement_world import Action, Emit, Evict, Memory, PatchPod
-from defragd.ports import EventSink, Note, Outcome, PlacementStore, PodWriter, Written
+from defragd.core.placement_world import Action, Emit, Evict, Memory, Scale, Write
+from defragd.ports import EventSink, Note, Outcome, PlacementStore, PodWriter, WorkloadWriter, Written
 
 STALE_SECONDS = 2.0
 """A decision that waited longer for its turn is not carried out but made anew."""
@@ -43,7 +43,7 @@ class Report:
 
     task: Task
     stored: Written | None = None
-    answers: tuple[tuple[Evict | PatchPod, Written], ...] = ()
+    answers: tuple[tuple[Write, Written], ...] = ()
 
     @property
     def writes(self) -> int:
@@ -54,9 +54,15 @@ class Sender:
     """The ports a decision is carried out with. ``epoch`` is the present term as leader."""
 
     def __init__(
-        self, placements: PlacementStore, pods: PodWriter, events: EventSink, monotonic: Callable[[], float]
+        self,
+        placements: PlacementStore,
+        pods: PodWriter,
+        events: EventSink,
+        monotonic: Callable[[], float],
+        workloads: WorkloadWriter | None = None,
     ) -> None:
         self._placements, self._pods, self._events, self._monotonic = placements, pods, events, monotonic
+        self._workloads = workloads
         self.epoch = 0
 
     def _stale(self, task: Task) -> bool:
@@ -69,13 +75,13 @@ class Sender:
             stored = STALE if self._stale(task) else self._placements.write_status(task.placement, task.status)
             if not stored.ok:
                 return Report(task, stored)
-        answers: list[tuple[Evict | PatchPod, Written]] = []
+        answers: list[tuple[Write, Written]] = []
         for action in task.actions:
             if isinstance(action, Emit):
                 if all(answer.outcome in (Outcome.OK, Outcome.UNKNOWN) for _, answer in answers):
                     self._emit(task.placement, action)
                 continue
-            stop = self._stale(task) or (isinstance(action, Evict) and self._withdrawn(task.placement))
+            stop = self._stale(task) or (isinstance(action, Evict | Scale) and self._withdrawn(task.placement))
             answers.append((action, STALE if stop else self._send(action)))
         return Report(task, stored, tuple(answers))
 
@@ -84,7 +90,11 @@ class Sender:
         found = self._placements.get(placement.namespace, placement.name)
         return found is None or found.deleting or found.uid != placement.uid
 
-    def _send(self, action: Evict | PatchPod) -> Written:
+    def _send(self, action: Write) -> Written:
+        if isinstance(action, Scale):
+            if self._workloads is None:
+                return Written(Outcome.REFUSED, "this process has no way to scale")
+            return self._workloads.scale(action.workload, action.replicas, manager=action.manager)
         if isinstance(action, Evict):
             return self._pods.evict(action.pod, dry_run=action.dry_run, check_revision=True)
         return self._pods.patch_pod(action.pod.namespace, action.pod.name, action.patch)

@@ -365,6 +365,11 @@ class Workload:
     """Only ``defragd.io/*``."""
     top: Owner | None = None
     deleting: bool = False
+    recreate: bool = False
+    """A Deployment that never lets two generations of its pods run at once (strategy Recreate)."""
+    surged_by: str = ""
+    """UID of the placement whose surge wrote the replica count last; "" = anybody else did."""
+    revision: str = ""
 
     @property
     def key(self) -> str:

@@ -29,6 +29,13 @@ PINNED = f"{GROUP}/pinned"
 CLAIM = f"{GROUP}/claim"
 """Annotation on a pod that was pinned at admission: the token that its placement's status names as the claim."""
 
+COST_BEFORE = f"{GROUP}/cost-before"
+"""Annotation on the pod that a surge lets go: the deletion cost that it had before ours ("" = none)."""
+SURGE_MANAGER = "defragd-surge."
+"""Field manager of a replica count that a surge has raised, followed by the placement's UID: by it the API server
+itself knows whether the count is still ours, and which placement's."""
+MANAGER = "defragd"
+
 RUN_LABEL = "defragd.io/run"
 MOVE_LABEL = "defragd.io/move"
 POLICY_LABEL = "defragd.io/policy"
@@ -155,6 +162,11 @@ class Placement:
     @property
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def surges(self) -> bool:
+        """Make before break: the replacement is Ready before the old pod goes."""
+        return self.spec.handover == "SurgeFirst"
 
     @property
     def open(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from defragd.core.model import Pod
 from defragd.core.placement import Assignment, Condition, Phase, Placement, PlacementStatus, Step
-from defragd.core.placement_world import Action, Decision, Emit, Evict, Memory, PatchPod
+from defragd.core.placement_world import Action, Decision, Emit, Evict, Memory, PatchPod, Scale
 from defragd.core.reasons import Reason
 from defragd.core.snapshot import Snapshot
 from defragd.core.validate import Validation
@@ -141,7 +141,29 @@ def learn(
         return memory if outcome in ("OK", "Gone") else replace(memory, blocked=message)
     if isinstance(action, PatchPod) and action.why == "pin":
         return _learn_pin(memory, outcome, message, retry_after, now)
+    if isinstance(action, PatchPod) and action.why == "cost":
+        again = None if outcome == "OK" else now + pause(0, RETRY_PAUSES)
+        return replace(memory, marked=outcome == "OK", after=again)
+    if isinstance(action, Scale):
+        return _learn_scale(memory, outcome, message, retry_after, now)
     return memory
+
+
+def _learn_scale(memory: Memory, outcome: str, message: str, retry_after: float | None, now: datetime) -> Memory:
+    """The revision is a precondition, so asking again after a lost answer cannot change the count twice."""
+    tries = memory.tries + 1
+    match outcome:
+        case "OK":
+            return replace(memory, evicted="OK", scaled_at=now, after=None, tries=0, blocked="")
+        case "Refused":
+            again = now + pause(tries - 1, RETRY_PAUSES)
+            return replace(memory, evicted="", refused=message or "refused", after=again, tries=tries)
+        case "Unknown":
+            again = now + pause(tries - 1, RETRY_PAUSES)
+            return replace(memory, evicted="Unknown", after=again, tries=tries)
+        case _:
+            again = now + max(timedelta(seconds=retry_after or 0), pause(tries - 1))
+            return replace(memory, evicted="", after=again, tries=tries, blocked=message)
 
 
 def _learn_eviction(
@@ -183,3 +205,17 @@ def _learn_pin(memory: Memory, outcome: str, message: str, retry_after: float | 
             return replace(memory, after=now + after, pin_tries=0, pin_uid="")
         case _:
             return replace(memory, pin_uid="", blocked=message, after=now + pause(memory.pin_tries - 1))
+
+
+def durations(placement: Placement) -> dict[str, float]:
+    """Seconds per phase, as far as the status knows them."""
+    status = placement.status
+    marks = [
+        ("pending", placement.created, status.held_at or status.ended_at),
+        ("held", status.held_at, status.evicting_at or status.ended_at),
+        ("evicting", status.evicting_at, status.evicted_at or status.ended_at),
+        ("awaiting", status.evicted_at, status.pinned_at or status.ended_at),
+        ("starting", status.pinned_at, status.ready_at or status.ended_at),
+        ("settling", status.ready_at, status.ended_at),
+    ]
+    return {name: round((end - begin).total_seconds(), 3) for name, begin, end in marks if begin and end}

@@ -15,8 +15,10 @@ from defragd.core.gating import deadline_of, extend_patch, release_patch
 from defragd.core.model import Device, Pod
 from defragd.core.placement import CLAIM, GATE, Phase, Placement, Step
 from defragd.core.placement_answers import conditions, fail, shown, soonest, span, told
+from defragd.core.placement_evicting import before_eviction
 from defragd.core.placement_holds import tag
 from defragd.core.placement_pin import pin_patch
+from defragd.core.placement_surge import awaited, overridden, raise_count
 from defragd.core.placement_world import Decision, Memory, PatchPod, World
 from defragd.core.reasons import Reason
 from defragd.core.validate import Validation, leaving, lock_in_the_way, room, target
@@ -45,6 +47,26 @@ def arriving(placement: Placement, world: World, memory: Memory, now: datetime) 
     if pod is None:
         return _no_pod(placement, world, memory, now, limit)
     memory = replace(memory, satisfied_since=None)
+    return _pin_or_wait(placement, pod, world, memory, now, limit)
+
+
+def surging(placement: Placement, world: World, memory: Memory, now: datetime) -> Decision:
+    """Stored as Evicting, make before break: ask for one replica more, then pin the pod that comes of it."""
+    pinned = world.pinned_pod(placement)
+    if pinned is not None:
+        return record_pin(placement, pinned, memory, now)
+    if not world.surging(placement) and memory.evicted != "OK":
+        return raise_count(placement, world, memory, now, before_eviction(placement, world, now))
+    taken = overridden(placement, world, memory, now)
+    if taken is not None:
+        return taken
+    memory = replace(memory, gone_at=memory.gone_at or now)
+    assert memory.gone_at is not None
+    limit = memory.gone_at + _start_limit(placement, world, now)
+    pod = world.seating.candidates.get(placement.key)
+    memory = _settle_pin(memory, world, pod)
+    if pod is None:
+        return awaited(placement, world, memory, now, limit)
     return _pin_or_wait(placement, pod, world, memory, now, limit)
 
 
@@ -280,9 +302,8 @@ def _mates_leave(placement: Placement, world: World) -> bool:
 
 def _refuse(placement: Placement, pod: Pod, memory: Memory, reason: Reason, detail: str, now: datetime) -> Decision:
     """The end with a gated pod in hand: it is let go (as surplus, since nobody waits for it any more)."""
-    return fail(
-        placement, memory, reason, detail, now, evicted_at=memory.gone_at, eviction_accepted=bool(memory.gone_at)
-    )
+    gone = None if placement.surges else memory.gone_at
+    return fail(placement, memory, reason, detail, now, evicted_at=gone, eviction_accepted=bool(gone))
 
 
 def _extend_at(pod: Pod | None, world: World) -> datetime | None:
@@ -302,6 +323,8 @@ def record_pin(placement: Placement, pod: Pod, memory: Memory, now: datetime) ->
     """The pin is on the pod: the placement is consumed."""
     devices = ", ".join(placement.status.devices)
     message = f"{pod.name} is pinned to {devices} on {placement.spec.node_name}"
+    evicts = bool(placement.spec.evict_pod) and not placement.surges
+    gone = memory.gone_at or placement.status.evicted_at or now
     status = shown(
         placement,
         Phase.BINDING,
@@ -312,8 +335,8 @@ def record_pin(placement: Placement, pod: Pod, memory: Memory, now: datetime) ->
         pod_uid=pod.uid,
         pinned_at=now,
         consumed_at=now,
-        evicted_at=memory.gone_at or placement.status.evicted_at or (now if placement.spec.evict_pod else None),
-        eviction_accepted=bool(placement.spec.evict_pod),
+        evicted_at=gone if evicts else None,
+        eviction_accepted=evicts,
         conditions=conditions(
             placement.status.conditions, now, placement.generation, Pinned=(True, Reason.BINDING, message)
         ),

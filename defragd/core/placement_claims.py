@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from defragd.core.admission import Op, is_hami, names_of, set_map, waiting_placements
-from defragd.core.model import Device, Pod
+from defragd.core.model import Device, Pod, Workload
 from defragd.core.placement import CLAIM, PINNED, PLACEMENT, Placement, PlacementStatus
 from defragd.core.placement_holds import tag, with_holds
 from defragd.core.placement_pin import NAME_FIELD, USER_UUIDS, label_value, pin_annotations
@@ -97,6 +97,8 @@ def _claimable(
     if placement.spec.evict_pod:
         old = snapshot.pods.get(f"{placement.namespace}/{placement.spec.evict_pod}")
         stays = old is not None and old.uid == placement.status.evicted_uid and not old.deleting
+        if placement.surges:
+            stays = not raised_for(snapshot, placement)
         # a pod that comes before the eviction is some other new pod of the owner; right after it the cache may be late
         return Ask(wait=LATE_SECONDS) if stays else Ask(placement, there.devices)
     if pod is None:
@@ -105,6 +107,20 @@ def _claimable(
     held = with_holds(snapshot, placements)
     fits = room(held, placement, pod, there.devices, vendors=vendors, without=without).ok
     return Ask(placement, there.devices) if fits else NOTHING
+
+
+def deployment_of(snapshot: Snapshot, owner_uid: str) -> Workload | None:
+    """The Deployment above a ReplicaSet's UID."""
+    owner = snapshot.workloads.get(owner_uid)
+    top = owner.top if owner is not None and owner.kind == "ReplicaSet" else None
+    found = snapshot.workloads.get(top.uid) if top is not None else None
+    return found if found is not None and found.kind == "Deployment" else None
+
+
+def raised_for(snapshot: Snapshot, placement: Placement) -> bool:
+    """The replica count is one more than it was, for this placement's surge."""
+    above = deployment_of(snapshot, placement.status.owner_uid)
+    return above is not None and bool(placement.uid) and above.surged_by == placement.uid
 
 
 def claimed(placement: Placement, token: str, now: datetime) -> PlacementStatus:

@@ -91,12 +91,7 @@ def evicting(placement: Placement, world: World, memory: Memory, now: datetime) 
         if memory.blocked and status.reason != Reason.PDB_BLOCKS:
             return told(placement, memory, Phase.EVICTING, Reason.PDB_BLOCKS, memory.blocked, wake)
         return Decision(wake=wake, memory=memory)
-    found = (
-        group_in_the_way(placement, world, frozenset({Step.EVICTING}))
-        or _unseen(placement, world)
-        or _crowded(placement, world)
-        or proven(placement, world, now)
-    )
+    found = before_eviction(placement, world, now)
     if found.ok:
         assert found.pod is not None
         memory = replace(memory, checks=0, source=found.pod.node)
@@ -115,6 +110,16 @@ def evicting(placement: Placement, world: World, memory: Memory, now: datetime) 
     if reason is Reason.WEBHOOK_NOT_SEEN and memory.checks < QUICK_LOOKS:
         return Decision(wake=now + QUICK, memory=replace(memory, checks=memory.checks + 1))
     return wait(placement, memory, Phase.EVICTING, found, now, limit)
+
+
+def before_eviction(placement: Placement, world: World, now: datetime) -> Validation:
+    """All that must hold right before the old pod is sent away (or its replacement is asked for)."""
+    return (
+        group_in_the_way(placement, world, frozenset({Step.EVICTING}))
+        or _unseen(placement, world)
+        or _crowded(placement, world)
+        or proven(placement, world, now)
+    )
 
 
 def _unseen(placement: Placement, world: World) -> Validation | None:

@@ -17,6 +17,7 @@ from defragd.core.placement import Phase, Placement
 from defragd.core.placement_answers import assignments, conditions, ended, fail, pause, shown, soonest, span, told
 from defragd.core.placement_holds import tag
 from defragd.core.placement_pin import WOKEN, widen_patch
+from defragd.core.placement_surge import hand_over
 from defragd.core.placement_world import Decision, Emit, Evict, Memory, PatchPod, World
 from defragd.core.reasons import Reason
 from defragd.core.validate import Validation, room, target
@@ -133,6 +134,9 @@ def _recycle(
 ) -> Decision:
     """Recorded first, then evicted: a Pending pod, so nobody loses anything, and once. A pod that nobody would create
     again is never evicted; it is given the choice among the node's devices back."""
+    if placement.surges:
+        # the count goes back, and a pod that is not bound is the first that its controller removes
+        return fail(placement, memory, reason, detail, now)
     if pod.owner is None:
         wider = PatchPod(pod, widen_patch(pod, world.vendors), "widen")
         detail = f"{detail}; it has no controller, so it stays and may use any device of {placement.spec.node_name}"
@@ -181,7 +185,8 @@ def _settling(placement: Placement, pod: Pod, world: World, memory: Memory, now:
     memory = replace(memory, ready_seen=True)
     settled = _ready_from(pod, now) + spec.settle
     if now >= settled:
-        return _completed(placement, pod, world, memory, now)
+        waits = hand_over(placement, pod, world, memory, now) if placement.surges else None
+        return waits or _completed(placement, pod, world, memory, now)
     if status.phase is not Phase.SETTLING and spec.settle >= SHOW_SETTLING and not memory.dry_run:
         # affordable only when the dry run was saved: eight calls per move
         detail = f"{pod.name} is Ready on {', '.join(status.devices)}; settled in {span(spec.settle)}"

@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import Any
 
 from defragd.core.gating import Seating, gated, seat, wants_owner, wants_selected
-from defragd.core.model import Pod
+from defragd.core.model import Pod, Workload
 from defragd.core.pdb import Ledger
 from defragd.core.placement import GATE, PINNED, Placement, PlacementStatus, Step
-from defragd.core.placement_claims import holds_claim
+from defragd.core.placement_claims import holds_claim, raised_for
 from defragd.core.placement_holds import tag, with_holds
 from defragd.core.placement_pin import is_pinned_by
 from defragd.core.snapshot import Snapshot
@@ -61,7 +61,7 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class PatchPod:
-    """A merge patch; ``why`` is pin, release, extend, wake or widen."""
+    """A merge patch; ``why`` is pin, release, extend, wake, widen or cost."""
 
     pod: Pod
     patch: Mapping[str, Any]
@@ -78,7 +78,17 @@ class Emit:
     warning: bool = False
 
 
-Action = Evict | PatchPod | Emit
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A Deployment's replica count; ``manager`` is the name under which it is written (see `core.placement_surge`)."""
+
+    workload: Workload
+    replicas: int
+    manager: str
+
+
+Write = Evict | PatchPod | Scale
+Action = Write | Emit
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +118,11 @@ class Memory:
     taken_since: datetime | None = None
     satisfied_since: datetime | None = None
     ready_seen: bool = False
+    scaled_at: datetime | None = None
+    """Of a surge: when our last change of the count was accepted."""
+    marked: bool = False
+    """Of a surge: the old pod has the lowest deletion cost."""
+    handing_since: datetime | None = None
     extra_writes: int = 0
     """Status writes for people, beyond the four that crash-safety needs."""
 
@@ -152,7 +167,8 @@ class World:
         ledger = Ledger.of(self.snapshot)
         for key, memory in self.memories.items():
             placement = self.placements.get(key)
-            pod = self.old_pod(placement) if placement is not None and memory.evicted else None
+            counts = placement is not None and memory.evicted and not placement.surges
+            pod = self.old_pod(placement) if placement is not None and counts else None
             if pod is not None and not pod.deleting:
                 ledger.take(pod)
         return ledger
@@ -205,12 +221,24 @@ class World:
         return pod if pod is not None and (not uid or pod.uid == uid) else None
 
     def leaving(self, placement: Placement) -> bool:
-        """The old pod is on its way out, or may be (the answer to its eviction was lost)."""
+        """The old pod is on its way out, or may be (the answer to its eviction was lost). Of a surge: the new one is on
+        its way in."""
+        if placement.surges:
+            memory = self.memories.get(placement.key)
+            return self.surging(placement) or (memory is not None and bool(memory.evicted))
         pod = self.old_pod(placement)
         if pod is None or pod.deleting or placement.status.eviction_accepted:
             return True
         memory = self.memories.get(placement.key)
         return memory is not None and bool(memory.evicted)
+
+    def surging(self, placement: Placement) -> bool:
+        """The replica count that the snapshot shows was raised for this placement."""
+        return raised_for(self.snapshot, placement)
+
+    def of_owner(self, uid: str) -> list[Pod]:
+        """All pods of a controller."""
+        return [p for p in self.snapshot.pods.values() if p.owner is not None and p.owner.uid == uid]
 
     def changed(self, placement: Placement) -> None:
         """Takes over a placement whose status this process has just written."""

@@ -20,9 +20,10 @@ from datetime import UTC, datetime
 
 from defragd.core.placement import ENDED_PHASES, Phase, Placement, Step
 from defragd.core.placement_answers import conditions, fail, shown, span, told, wait
-from defragd.core.placement_arrival import arriving, awaiting_selected
+from defragd.core.placement_arrival import arriving, awaiting_selected, surging
 from defragd.core.placement_evicting import evicting, group_in_the_way, proven
 from defragd.core.placement_landing import landing
+from defragd.core.placement_surge import surge_refused
 from defragd.core.placement_world import Action, Decision, Emit, Evict, Memory, PatchPod, World
 from defragd.core.reasons import Reason
 from defragd.core.validate import Validation
@@ -45,6 +46,8 @@ def step(placement: Placement, world: World, now: datetime) -> Decision:
             return _held(placement, world, memory, now)
         case Step.HELD:
             return awaiting_selected(placement, world, memory, now)
+        case Step.EVICTING if placement.surges:
+            return surging(placement, world, memory, now)
         case Step.EVICTING if world.leaving(placement):
             return arriving(placement, world, memory, now)
         case Step.EVICTING:
@@ -62,7 +65,7 @@ def derived_phase(placement: Placement, world: World) -> Phase:
         return status.phase
     if status.step is Step.EVICTING:
         gone = world.old_pod(placement) is None
-        return Phase.AWAITING_POD if gone else Phase.EVICTING
+        return Phase.AWAITING_POD if gone or placement.surges else Phase.EVICTING
     if status.step is Step.PINNED:
         pod = world.snapshot.pods.get(f"{placement.namespace}/{status.pod_name}")
         settled = pod is not None and pod.uid == status.pod_uid and pod.ready and bool(pod.node)
@@ -83,16 +86,10 @@ def _new(placement: Placement, world: World, memory: Memory, now: datetime) -> D
     if older is not None:
         detail = f"request {spec.req_id} is that of placement {older.name} already"
         return fail(placement, memory, Reason.DUPLICATE_REQUEST, detail, now)
-    if spec.handover != "EvictFirst":
-        detail = (
-            f"handover {spec.handover} is not done: a second pod before the first goes would need the right to change "
-            "replica counts, which an autoscaler or a person may own at the same time; use EvictFirst"
-        )
-        return fail(placement, memory, Reason.SURGE_UNSUPPORTED, detail, now)
     limit = _waiting_since(placement, now) + spec.timeouts.hold
     if memory.after is not None and now < memory.after:
         return Decision(wake=memory.after, memory=memory)
-    found = proven(placement, world, now)
+    found = (surge_refused(world.snapshot, placement) if placement.surges else None) or proven(placement, world, now)
     if found.ok:
         return _hold(placement, found, now)
     if not found.temporary:
@@ -188,7 +185,7 @@ def _held(placement: Placement, world: World, memory: Memory, now: datetime) -> 
             return told(placement, memory, Phase.HELD, Reason.PDB_BLOCKS, memory.blocked, wake)
         return Decision(wake=wake, memory=memory)
     found = group_in_the_way(placement, world, frozenset({Step.HELD, Step.EVICTING})) or proven(placement, world, now)
-    if found.ok and found.pod is not None and _must_ask(found, world, memory):
+    if found.ok and found.pod is not None and not placement.surges and _must_ask(found, world, memory):
         if now < limit:
             return Decision(actions=(Evict(found.pod, dry_run=True),), memory=memory)
         found = Validation(False, Reason.PDB_BLOCKS, memory.blocked or "the API server gave no answer", True)
@@ -214,11 +211,14 @@ def _must_ask(found: Validation, world: World, memory: Memory) -> bool:
 
 def _begin_eviction(placement: Placement, found: Validation, memory: Memory, now: datetime) -> Decision:
     assert found.pod is not None
-    message = f"evicting {found.pod.key} for {', '.join(placement.status.devices)} on {placement.spec.node_name}"
+    where = f"{', '.join(placement.status.devices)} on {placement.spec.node_name}"
+    message = f"evicting {found.pod.key} for {where}"
+    if placement.surges:
+        message = f"starting a second pod beside {found.pod.key} for {where}"
     status = shown(
         placement,
-        Phase.EVICTING,
-        Reason.EVICTING,
+        Phase.AWAITING_POD if placement.surges else Phase.EVICTING,
+        Reason.AWAITING_POD if placement.surges else Reason.EVICTING,
         message,
         step=Step.EVICTING,
         evicting_at=now,

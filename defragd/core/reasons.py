@@ -103,6 +103,7 @@ class Reason(StrEnum):
     EXPIRED = "Expired"
     WAITING_FOR_GROUP = "WaitingForGroup"
     SURGE_UNSUPPORTED = "SurgeUnsupported"
+    SURGE_OVERRIDDEN = "SurgeOverridden"
     API_ERROR = "APIError"
     # runs
     RUN_DEADLINE = "RunDeadline"

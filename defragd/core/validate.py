@@ -99,10 +99,14 @@ def validate(
     uuids = tuple(device.uuid for device in found.devices)
     if pod.node == spec.node_name and set(pod.devices) == set(uuids):
         return no(Reason.NO_GAIN, f"{pod.key} is on {spec.node_name} {', '.join(uuids)} already")
-    without = frozenset({pod.key, tag(placement)} | leaving(placement, others))
+    # make before break: the old pod is still there when the new one starts
+    stays = set() if placement.surges else {pod.key}
+    without = frozenset(stays | {tag(placement)} | leaving(placement, others))
     fit = room(snapshot, placement, unpinned(pod), found.devices, vendors=vendors, without=without)
     if not fit.ok:
         return fit
+    if placement.surges:
+        return Validation(True, None, "", False, found.devices, fit.allocations, pod.scheduling.resources, pod)
     permit = (ledger() if ledger is not None else Ledger.of(snapshot)).may_evict(pod)
     if not permit.ok:
         return no(permit.reason or Reason.PDB_BLOCKS, permit.detail)

@@ -45,6 +45,7 @@ from defragd.ports import (
     PlannerRunner,
     PodWriter,
     RunStore,
+    WorkloadWriter,
 )
 from defragd.web.deps import ApiDeps, Authorize, CreatePlacement, User, deny_writes
 from defragd.web.explainer import build_explain
@@ -84,6 +85,8 @@ class Ports:
     """Resource -> listed completely, for metrics."""
     claims: ClaimWriter | None = None
     """Needed where pods are pinned at admission."""
+    workloads: WorkloadWriter | None = None
+    """For surges (make before break)."""
     certificate_expiry: Callable[[], float | None] = lambda: None
 
 
@@ -151,6 +154,7 @@ class Replica:
             paused=paused,
             lane=lanes(),
             admission=admission_mode,
+            workloads=p.workloads,
         )
         self.janitor = Janitor(
             reader=p.reader,
@@ -161,6 +165,7 @@ class Replica:
             hook=hook,
             vendors=vendors,
             max_age_seconds=max_age_seconds,
+            workloads=p.workloads,
         )
         self.runs = RunController(
             reader=p.reader,

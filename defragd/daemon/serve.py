@@ -211,6 +211,7 @@ class _Daemon:
             clock=clock,
             seen=cluster.placements.seen,
             claims=cluster.placements,
+            workloads=cluster.workloads,
             heartbeats_ready=self._beats.synced,
             watches=cluster.watches,
             certificate_expiry=self._certs.expiry,

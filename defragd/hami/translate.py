@@ -20,6 +20,7 @@ from defragd.core.model import (
     Quota,
     Workload,
 )
+from defragd.core.placement import SURGE_MANAGER
 from defragd.core.snapshot import Snapshot
 from defragd.hami.config import HamiConfig
 from defragd.hami.cross_checks import CrossChecks
@@ -82,7 +83,18 @@ def translate_workload(obj: Any, kind: str) -> Workload:
         annotations={k: v for k, v in (meta.annotations or EMPTY).items() if k.startswith("defragd.io/")} or EMPTY,
         top=Owner(ref.kind, ref.name, ref.uid, ref.api_version) if ref else None,
         deleting=meta.deletion_timestamp is not None,
+        recreate=kind == "Deployment" and getattr(spec.strategy, "type", "") == "Recreate",
+        surged_by=_surged_by(meta) if kind == "Deployment" else "",
+        revision=meta.resource_version,
     )
+
+
+def _surged_by(meta: Any) -> str:
+    """The scale sub-resource writes nothing but the replica count, so an entry there is its last writer."""
+    for entry in meta.managed_fields or ():
+        if entry.manager.startswith(SURGE_MANAGER) and entry.subresource == "scale":
+            return str(entry.manager.removeprefix(SURGE_MANAGER))
+    return ""
 
 
 def translate_quota(obj: Any, config: HamiConfig) -> tuple[Quota, ...]:

@@ -30,7 +30,7 @@ from defragd.kube.store import Hub, Store
 from defragd.kube.translation import Translation
 from defragd.kube.view import View
 from defragd.kube.wire_custom import PlacementWire, RunWire
-from defragd.kube.writes import Fence, KubePlacements, KubePods, KubeRuns
+from defragd.kube.writes import Fence, KubePlacements, KubePods, KubeRuns, KubeWorkloads
 from defragd.ports import Clock, Hook, Leadership
 
 FINISHED_KEPT = 600.0
@@ -96,6 +96,7 @@ class KubeCluster:
         self.fence = Fence()
         self.fence.leadership = leadership
         self.pods = KubePods(client, self.fence, self._stores[kinds.PODS.name])
+        self.workloads = KubeWorkloads(client, self.fence)
         self.placements = KubePlacements(client, self.fence, self._stores[PLACEMENTS], placements)
         self.runs = KubeRuns(client, self.fence, namespace, self._stores[RUNS], runs)
         self._pod_decoder = kinds.PODS.decoder()

@@ -268,11 +268,27 @@ class PodDisruptionBudget(Wire):
     status: PdbStatus | None = None
 
 
+class ManagedField(Wire):
+    """Who last wrote some fields; the entry goes when others have written all of them."""
+
+    manager: str = ""
+    subresource: str = ""
+
+
+class WorkloadMeta(ObjectMeta):
+    managed_fields: list[ManagedField] | None = None
+
+
+class RolloutStrategy(Wire):
+    type: str = ""
+
+
 class WorkloadSpec(Wire):
     replicas: int | None = None
     paused: bool | None = None
     suspend: bool | None = None
     parallelism: int | None = None
+    strategy: RolloutStrategy | None = None
 
 
 class WorkloadStatus(Wire):
@@ -285,7 +301,7 @@ class WorkloadStatus(Wire):
 class WorkloadObject(Wire):
     """ReplicaSet, StatefulSet, Deployment, Job, ReplicationController; ``kind`` is filled by the reader."""
 
-    metadata: ObjectMeta
+    metadata: WorkloadMeta
     spec: WorkloadSpec = msgspec.field(default_factory=WorkloadSpec)
     status: WorkloadStatus = msgspec.field(default_factory=WorkloadStatus)
     kind: str = ""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from defragd.core.model import Pod
+from defragd.core.model import Pod, Workload
 from defragd.core.placement import KIND, PINNED, Placement, PlacementStatus
 from defragd.core.run import Run
 from defragd.errors import NotLeader
@@ -80,6 +80,20 @@ class KubePods:
             # The API server says 422 "field is immutable" when the pod of this name has another UID.
             return replace(result, outcome=Outcome.CONFLICT)
         return absorb(self._store, self._decoder, result, data)
+
+
+class KubeWorkloads:
+    """ports.WorkloadWriter. Nothing but replica counts is ever written, through the sub-resource made for that."""
+
+    def __init__(self, client: Client, fence: Fence) -> None:
+        self._client, self._fence = client, fence
+
+    def scale(self, workload: Workload, replicas: int, *, manager: str) -> Written:
+        self._fence.check(f"scale of {workload.key}")
+        path = f"/apis/apps/v1/namespaces/{workload.namespace}/deployments/{workload.name}/scale"
+        body = {"metadata": {"resourceVersion": workload.revision}, "spec": {"replicas": replicas}}
+        query = {"fieldManager": manager}
+        return self._client.write_raw("PATCH", path, body, content_type=MERGE_PATCH, query=query)[0]
 
 
 class KubePlacements:

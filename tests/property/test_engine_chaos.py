@@ -36,7 +36,8 @@ def chaos(seed: int, steps: int = 40, kind: type[Engine] = Engine) -> Engine:
 
 def _act(engine: Engine, rng: random.Random) -> None:
     actions: list[tuple[float, Callable[[], object]]] = [
-        (22, lambda: engine.place(rng.randrange(6), rng.choice(NODES), rng.randrange(2))),
+        (16, lambda: engine.place(rng.randrange(6), rng.choice(NODES), rng.randrange(2))),
+        (8, lambda: engine.place(rng.randrange(6), rng.choice(NODES), rng.randrange(2), surge=True)),
         (5, lambda: engine.place_by_selector(rng.choice(NODES), rng.randrange(2), rng.randrange(4))),
         (16, lambda: engine.faults(rng.randrange(2), [rng.choice(MIX) for _ in range(rng.randrange(8))])),
         (12, lambda: engine.slow_calls(rng.randrange(2), [rng.choice(SLOW) for _ in range(rng.randrange(8))])),

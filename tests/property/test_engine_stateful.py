@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from defragd.core.placement import GATE, STEERED, Step
+from defragd.core.placement import COST_BEFORE, GATE, STEERED, Step
 from defragd.core.placement_pin import can_widen
 from defragd.core.rules import Timeouts
 from tests.support.effort import examples
@@ -43,6 +43,8 @@ class Engine(RuleBasedStateMachine):
         self.world.admission = self.admission
         self.replicas: list[Replica] = []
         self.names = 0
+        self.wanted: dict[str, int] = {}
+        """Owner -> the replicas that its user asked for last."""
         self.promised: dict[str, str] = {}
         """UID of a pod -> placement that had stored Evicting for it when it was evicted."""
         original = self.world.evict
@@ -60,7 +62,7 @@ class Engine(RuleBasedStateMachine):
 
     def _evicted(self, uid: str, healthy: dict[str, int]) -> None:
         owners = [p for p in self.world.placements.values() if p.status.evicted_uid == uid]
-        held = [p for p in owners if p.status.step is Step.EVICTING and p.status.hold]
+        held = [p for p in owners if p.status.step is Step.EVICTING and p.status.hold and not p.surges]
         assert held, f"{uid} was evicted without a stored, held placement (I1)"
         assert len(held) == 1
         assert uid not in self.promised, "one pod was evicted for two placements"
@@ -78,7 +80,8 @@ class Engine(RuleBasedStateMachine):
             self.replicas.append(start(self.world, f"r{i}", leading=i == 0))
         for i, kind in enumerate(kinds):
             where = [(NODES[i], f"GPU-{NODES[i]}-0"), (NODES[i], f"GPU-{NODES[i]}-1")]
-            self.world.deployment(f"w{i}", 2, kind=kind, on=where, memory=7000 + 1000 * i)
+            owned = self.world.deployment(f"w{i}", 2, kind=kind, on=where, memory=7000 + 1000 * i)
+            self.wanted[owned.uid] = 2
         self.world.tick(0.7)
 
     def _run(self, replica: Replica) -> None:
@@ -100,8 +103,8 @@ class Engine(RuleBasedStateMachine):
 
     # -- what the user and the cluster do ---------------------------------------------------------------------------
 
-    @rule(pick=st.integers(0, 5), where=st.sampled_from(NODES), index=st.integers(0, 1))
-    def place(self, pick: int, where: str, index: int) -> None:
+    @rule(pick=st.integers(0, 5), where=st.sampled_from(NODES), index=st.integers(0, 1), surge=st.booleans())
+    def place(self, pick: int, where: str, index: int, surge: bool = False) -> None:
         if sum(p.open for p in self.world.placements.values()) >= 4:
             return
         pods = [p for p in map(self.world.read, self.world.pods.values()) if p.owner and p.node and p.live]
@@ -110,10 +113,11 @@ class Engine(RuleBasedStateMachine):
         pod = pods[pick % len(pods)]
         self.names += 1
         name, settle = f"p{self.names}", timedelta(seconds=1)
-        app = pod.labels["app"]
+        app, handover = pod.labels["app"], "SurgeFirst" if surge else "EvictFirst"
         self.world.place(
-            name, node=where, devices=[f"gpu-{index}"], evict=pod.name, app=app, timeouts=LIMITS, settle=settle
-        )
+            name, node=where, devices=[f"gpu-{index}"], evict=pod.name, app=app, timeouts=LIMITS, settle=settle,
+            handover=handover,
+        )  # fmt: skip
 
     @rule(where=st.sampled_from(NODES), index=st.integers(0, 1), pods=st.integers(0, 3))
     def place_by_selector(self, where: str, index: int, pods: int) -> None:
@@ -151,9 +155,9 @@ class Engine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 2), replicas=st.integers(1, 3))
     def scale(self, which: int, replicas: int) -> None:
         owned = self.world.owners.get(f"owner-w{which}")
-        if owned is None:
+        if owned is None or owned.replicas == replicas:
             return
-        owned.replicas = replicas
+        owned.replicas = self.wanted[owned.uid] = replicas
         extra = sorted(self.world.of(owned), key=lambda p: p.name)[replicas:]
         for pod in extra:
             self.world.delete(pod.key)
@@ -303,6 +307,10 @@ class Engine(RuleBasedStateMachine):
         found += [f"steered {p.key}" for p in pods if (STEERED in p.annotations or p.selection.nouse_uuids) and p.live]
         stranded = [p for p in pods if p.selection.pinned_by_us and not p.node and (p.owner or can_widen(p))]
         found += [f"stranded {p.key}" for p in stranded]
+        found += [f"cost {p.key}" for p in pods if COST_BEFORE in p.annotations and not p.deleting]
+        for uid, wanted in self.wanted.items():
+            if self.world.owners[uid].replicas != wanted:
+                found.append(f"{uid} has {self.world.owners[uid].replicas} replicas, its user wants {wanted}")
         found += [f"hold {h.placement}" for h in self.world.seen().snapshot.holds]
         return found
 

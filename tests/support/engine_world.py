@@ -22,8 +22,9 @@ from defragd.controllers.janitor import Janitor
 from defragd.controllers.lane import Done
 from defragd.controllers.placements import PlacementController
 from defragd.core.fit import FitConfig, fit_pod
-from defragd.core.model import Device, DisruptionBudget, Node, NodeLock, Pod, Resources, Workload
-from defragd.core.placement import GATE, PINNED, Placement, PlacementSpec, PlacementStatus
+from defragd.core.free import DELETION_COST
+from defragd.core.model import Device, DisruptionBudget, Node, NodeLock, Owner, Pod, Resources, Workload
+from defragd.core.placement import GATE, PINNED, SURGE_MANAGER, Placement, PlacementSpec, PlacementStatus
 from defragd.core.placement_holds import open_holds
 from defragd.core.rules import Timeouts, equals
 from defragd.core.selectors import matches
@@ -143,6 +144,9 @@ class EngineWorld:
         self.recycled: list[tuple[str, str]] = []
         self.pinned: dict[str, set[str]] = {}
         """Placement key -> UIDs of pods that were ever pinned for it."""
+        self.scalings: list[tuple[str, int, int, str]] = []
+        """Deployment, count before, count after, field manager: of every scaling through the API."""
+        self._counts: dict[str, tuple[int, str, str]] = {}
         self.breaches = Breaches()
         self.termination = 0.5
         self.allocate = 0.3
@@ -248,9 +252,13 @@ class EngineWorld:
     def seen(self) -> Seen:
         if self._seen is None:
             pods = {key: self.read(raw) for key, raw in self.pods.items()}
-            workloads = {
-                o.uid: Workload(o.kind, o.namespace, o.name, o.uid, replicas=o.replicas) for o in self.owners.values()
-            }
+            workloads: dict[str, Workload] = {}
+            for o in self.owners.values():
+                top = self.deployment_over(o) if o.kind == "ReplicaSet" else None
+                above = Owner("Deployment", top.name, top.uid, "apps/v1") if top else None
+                workloads[o.uid] = Workload(o.kind, o.namespace, o.name, o.uid, replicas=o.replicas, top=above)
+                if top is not None:
+                    workloads[top.uid] = top
             snapshot = Snapshot(
                 nodes=dict(self.nodes),
                 pods=pods,
@@ -378,6 +386,8 @@ class EngineWorld:
             alive = [p for p in mine if "deletionTimestamp" not in p["metadata"] and p["status"]["phase"] != "Failed"]
             for _ in range(owned.replicas - len(alive)):
                 self._create(owned, 0)
+            if len(alive) > owned.replicas:
+                self._shrink(alive, len(alive) - owned.replicas)
 
     def _schedule(self) -> None:
         if self.scheduler_down:
@@ -433,6 +443,42 @@ class EngineWorld:
             for uuid, use in replace(self.seen().snapshot, holds=()).usage(name).items():
                 if use.memory_mib > next(d.memory_mib for d in n.devices if d.uuid == uuid):
                     self.breaches.add(f"{uuid} is overbooked by {use.holders}")
+
+    # -- deployments (one over each ReplicaSet) -------------------------------------------------------------------
+
+    def deployment_over(self, owned: Owned) -> Workload:
+        """Its count is the ReplicaSet's; a count that tests have set on that was written by somebody else."""
+        replicas, by, revision = self._counts.get(owned.uid, (-1, "", ""))
+        if replicas != owned.replicas:
+            replicas, by, revision = owned.replicas, "", str(next(self.serial) + 10**6)
+            self._counts[owned.uid] = (replicas, by, revision)
+        return Workload(
+            "Deployment", owned.namespace, owned.name, f"dep-{owned.uid}", replicas=replicas,
+            surged_by=by.removeprefix(SURGE_MANAGER) if by.startswith(SURGE_MANAGER) else "", revision=revision,
+        )  # fmt: skip
+
+    def scale(self, workload: Workload, replicas: int, manager: str) -> Written:
+        owned = self.owners.get(workload.uid.removeprefix("dep-"))
+        if owned is None:
+            return Written(Outcome.GONE, "not found")
+        if self.deployment_over(owned).revision != workload.revision:
+            return Written(Outcome.CONFLICT, "the object has been modified")
+        self.scalings.append((owned.name, owned.replicas, replicas, manager))
+        owned.replicas = replicas
+        self._counts[owned.uid] = (replicas, manager, self.touch())
+        return Written(Outcome.OK)
+
+    def _shrink(self, alive: list[dict[str, Any]], surplus: int) -> None:
+        """Which pods a ReplicaSet lets go: unbound, pending, not Ready first, then by cost, the youngest first."""
+
+        def rank(raw: dict[str, Any]) -> tuple[Any, ...]:
+            pod = self.read(raw)
+            cost = int(raw["metadata"].get("annotations", {}).get(DELETION_COST, "0"))
+            age = pod.ready_since or pod.created or START
+            return (bool(pod.node), pod.phase != "Pending", pod.ready, cost, -age.timestamp(), pod.name)
+
+        for raw in sorted(alive, key=rank)[:surplus]:
+            self._begin_deletion(raw)
 
     # -- budgets ----------------------------------------------------------------------------------------------------
 
@@ -606,6 +652,10 @@ class Access:
             self.dying = True
             return Written(Outcome.UNKNOWN, "this process dies")
 
+    def scale(self, workload: Workload, replicas: int, *, manager: str) -> Written:
+        self.fence()
+        return self._write("scale", lambda: self.world.scale(workload, replicas, manager))
+
     def admission(self, mode: str) -> Admission:
         """Its webhook; kept, because it remembers which claims it has seen."""
         if self._admission is None or self._admission.mode != mode:
@@ -719,9 +769,9 @@ class Replica:
         self.gates = GateKeeper(**ports, lane=self.lanes[0])
         self.engine = PlacementController(
             **ports, events=access, leadership=access, heartbeats=access, vendors=VENDORS, lane=self.lanes[1],
-            admission=access.world.admission,
+            admission=access.world.admission, workloads=access,
         )  # fmt: skip
-        self.janitor = Janitor(**ports, leadership=access, vendors=VENDORS)
+        self.janitor = Janitor(**ports, leadership=access, vendors=VENDORS, workloads=access)
 
     def once(self) -> None:
         if self.access.dying:
