@@ -18,6 +18,10 @@ WORKERS = 8
 """Writes in flight at once. More would only queue in the API server, which shares its seats fairly among clients."""
 
 
+AHEAD = 2
+"""Jobs per worker, the one under way included."""
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """``error`` is what the job raised (lost leadership, a defect); then there is no ``value``."""
@@ -32,6 +36,11 @@ class Lane(Protocol):
 
     def busy(self) -> Collection[str]:
         """Keys whose job has not been collected yet."""
+        ...
+
+    def full(self) -> bool:
+        """As much is under way or waits for its turn as is worth deciding ahead: what is decided now would be carried
+        out late, and nothing more urgent could overtake it."""
         ...
 
     def collect(self) -> list[Done]:
@@ -60,6 +69,9 @@ class InlineLane:
 
     def busy(self) -> Collection[str]:
         return ()
+
+    def full(self) -> bool:
+        return False
 
     def collect(self) -> list[Done]:
         done, self._done = self._done, []
@@ -99,6 +111,9 @@ class PoolLane:
 
     def busy(self) -> Collection[str]:
         return self._busy
+
+    def full(self) -> bool:
+        return len(self._busy) >= AHEAD * self._limit
 
     def collect(self) -> list[Done]:
         self._ended.clear()

@@ -20,7 +20,7 @@ from typing import Any
 
 from defragd.controllers.heartbeats import lowest_seen, newest
 from defragd.controllers.lane import InlineLane, Lane
-from defragd.controllers.sending import Report, Sender, Task
+from defragd.controllers.sending import STALE, Report, Sender, Task
 from defragd.core.gating import release_patch
 from defragd.core.model import Pod
 from defragd.core.placement import POLICY_LABEL, Placement, Step
@@ -111,7 +111,7 @@ class PlacementController:
         """Placements whose status is being written, as they will be."""
         self._epoch = 0
         """Term as leader: answers to calls of an earlier one teach nothing."""
-        self._writes, self.beat = 0, clock.monotonic()
+        self._writes, self._say_from, self.beat = 0, 0.0, clock.monotonic()
 
     # -- loop -----------------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class PlacementController:
     def _rest(self, version: int, pause: float) -> None:
         """Until something changes, a call is answered, or the pause is over."""
         end = self._clock.monotonic() + pause
-        while self._lane.busy() and self._reader.version() <= version:
+        while self._lane.busy() and (self._lane.full() or self._reader.version() <= version):
             left = end - self._clock.monotonic()
             if left <= 0:
                 return
@@ -157,7 +157,6 @@ class PlacementController:
         stored = self._placements.list()
         if not stored and not self._memories and not self._mine:
             return None
-        self._writes = 0
         self._take_answers(None)
         current = self._merge(stored)
         now = self._clock.now()
@@ -166,6 +165,8 @@ class PlacementController:
         wakes: list[datetime] = []
         opened = [p for p in current.values() if p.open and not p.deleting]
         for key in [p.key for p in sorted(opened, key=lambda p: _urgency(p, world))]:
+            if self._lane.full():  # the next answer makes room for the most urgent of what is left
+                break
             if self._clock.monotonic() - began > self._slice:
                 wakes.append(now)
                 break
@@ -173,8 +174,9 @@ class PlacementController:
             if wake is not None:
                 wakes.append(wake)
         self._let_surplus_go(world)
-        if self._writes:
+        if self._writes and self._clock.monotonic() >= self._say_from:  # one line a second: passes are many
             self._hook("cycle", {"loop": "placements", "open": len(opened), "writes": self._writes})
+            self._writes, self._say_from = 0, self._clock.monotonic() + 1.0
         return min(wakes, default=None)
 
     def _world(self, current: Mapping[str, Placement], now: datetime) -> World:
@@ -303,6 +305,9 @@ class PlacementController:
             self._tell(task.placement, placement)
         memory = task.memory
         for action, answer in report.answers:
+            if answer is STALE:  # never sent, so no attempt
+                memory = replace(memory, pin_uid=task.before.pin_uid, pin_tries=task.before.pin_tries)
+                continue
             memory = learn(memory, action, str(answer.outcome), answer.message, answer.retry_after, self._clock.now())
             fields = {"result": str(answer.outcome), "reason": answer.message, "placement": key}
             if isinstance(action, Scale):

@@ -36,6 +36,9 @@ from defragd.core.snapshot import Snapshot
 from defragd.core.vendor import Vendor
 from defragd.core.workloads import replicas_of
 
+MOST_UNHELD = 32
+"""Placements of a run that wait for their proof at once, whatever its budgets: more would only use up their time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Around:
@@ -72,6 +75,7 @@ class Starter:
         self.states: dict[str, RunMove] = {s.id: s for s in run.moves}
         self.waiting = self.reason = ""
         self._examined = False
+        self._surges = rules.execution.handover == "SurgeFirst"
         self._known: dict[str, Check] = {}
         others = [r for r in around.runs if r.name != run.name]
         self._last_moved, self._arrivals = moves_lately(others, now)[1], arrivals_lately(others)
@@ -102,13 +106,13 @@ class Starter:
         claimed = {
             f"{p.namespace}/{p.spec.evict_pod}": p.spec.evict_pod_uid or p.status.evicted_uid
             for p in placements
-            if p.open and p.spec.evict_pod and p.status.step is not Step.PINNED
+            if p.open and p.spec.evict_pod and p.status.step is not Step.PINNED and not p.surges
         }
         # started by us, but not in the cache yet
         claimed |= {
             self.plan[s.id].pod: self.plan[s.id].uid
             for s in self.states.values()
-            if s.state is MoveState.IN_FLIGHT and s.id in self.plan and s.id not in self.own
+            if s.state is MoveState.IN_FLIGHT and s.id in self.plan and s.id not in self.own and not self._surges
         }
         for key, uid in claimed.items():
             pod = self.snapshot.pods.get(key)
@@ -124,7 +128,11 @@ class Starter:
                 groups.setdefault(move.group, []).append(move)
         self._rest_failed()
         seen: set[str] = set()
+        unheld = sum(1 for s in self.states.values() if s.state is MoveState.IN_FLIGHT and self._unheld(s.id))
         for move in self._waiting():
+            if unheld + len(created) >= MOST_UNHELD:
+                self._later(f"{unheld} placements are being proven", Reason.OVER_BUDGET)
+                break
             if move.group in seen or self.states[move.id].state is not MoveState.WAITING:
                 continue
             batch = groups[move.group] if move.group else [move]
@@ -132,6 +140,11 @@ class Starter:
                 seen.add(move.group)
             created += self._try(batch, groups)
         return created
+
+    def _unheld(self, move_id: str) -> bool:
+        """Not proven yet, or not even seen."""
+        placement = self.own.get(move_id)
+        return placement is None or (placement.open and placement.status.step is Step.NEW)
 
     def _rest_failed(self) -> None:
         """A workload of which a move failed is left alone for the rest of the run."""
@@ -205,9 +218,9 @@ class Starter:
         for move, check in zip(batch, checks, strict=True):
             assert check.pod is not None
             claim = self._claim(move)
-            refusal = _first_refusal(
-                books.may_start(claim, self.now), ledger.may_evict(check.pod), floor.may_leave(check.pod)
-            )
+            refusal = _first_refusal(books.may_start(claim, self.now))
+            if not self._surges:  # else no pod leaves before its successor is Ready
+                refusal = refusal or _first_refusal(ledger.may_evict(check.pod), floor.may_leave(check.pod))
             if refusal is not None and refusal.reason is Reason.SEVERAL_PDBS:
                 for member in batch:
                     self._drop(member.id, Reason.SEVERAL_PDBS, refusal.detail)
@@ -215,8 +228,9 @@ class Starter:
             if refusal is not None:
                 return self._later(refusal.detail, refusal.reason)
             books.take(claim, self.now)
-            ledger.take(check.pod)
-            floor.take(check.pod)
+            if not self._surges:
+                ledger.take(check.pod)
+                floor.take(check.pod)
         self.books, self._limits = books, (ledger, floor)
         return [self._create(m, c, len(batch)) for m, c in zip(batch, checks, strict=True)]
 

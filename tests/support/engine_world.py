@@ -727,6 +727,9 @@ class LateLane:
     def busy(self) -> list[str]:
         return [key for _, key, _ in self.waiting]
 
+    def full(self) -> bool:
+        return False
+
     def ready(self) -> bool:
         return bool(self.done)
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+from defragd.core import run_starts
 from defragd.core.model import Pod
 from defragd.core.pdb import Permit
 from defragd.core.placement import RUN_LABEL, Phase, Placement, PlacementStatus, Step
@@ -180,6 +181,17 @@ def test_no_more_than_the_budgets(budgets: Budgets, started: int) -> None:
     snapshot = world(A, B, C)
     run = run_of(*(move(snapshot, name, i) for i, name in enumerate("abc")))
     assert len(go(run, snapshot, rules=replace(RULES, budgets=budgets)).create) == min(started, 3)
+
+
+def test_no_faster_than_placements_are_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However open the budgets: each placement has a time for its proof, and a crowd would use it up waiting."""
+    monkeypatch.setattr(run_starts, "MOST_UNHELD", 2)
+    snapshot = world(A, B, C)
+    first = go(run_of(*(move(snapshot, name, i) for i, name in enumerate("abc"))), snapshot)
+    assert len(first.create) == 2
+    assert not go(first.update, snapshot, first.create).create, "none is proven yet"
+    proven = flying(first.create[0], Phase.HELD, Step.HELD)
+    assert len(go(first.update, snapshot, [proven, first.create[1]]).create) == 1
 
 
 def test_own_word_counts_before_the_cache_shows_it() -> None:
