@@ -1,6 +1,7 @@
 # make demo   runs the main job on the embedded simulated cluster (own venv, no Kubernetes needed)
 # make test   runs every suite (own venv; builds a real control plane once into a cache)
 # make check  lint, types, layers and unit tests, in under a minute
+# make explore  the random tests with new seeds and in a new order, once more at full effort
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -10,7 +11,7 @@ EFFORT ?= 0.2
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-run demo test check lint unit slow controlplane bench wheel clean
+.PHONY: help venv venv-run demo test check explore lint unit controlplane bench wheel clean
 
 help:
 	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST))
@@ -45,9 +46,13 @@ lint: venv
 unit: venv
 	@DEFRAGD_EFFORT=$(EFFORT) $(BIN)/pytest -q -n 2 -m "not slow and not controlplane" tests
 
-check: lint unit
+# both at once: types are checked on one core while the tests share the other
+check: venv
+	@$(MAKE) --no-print-directory -j2 -Oline lint unit
 
-test: EFFORT = 1
+explore: venv
+	@DEFRAGD_EXPLORE=1 $(BIN)/pytest -q -n 2 -m "not controlplane" tests $(ARGS)
+
 test: check controlplane
 	@$(BIN)/python -m tests.require $(ARGS)
 

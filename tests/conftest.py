@@ -10,8 +10,16 @@ from tests.ground import build
 from tests.ground.cluster import Cluster
 from tests.ground.controlplane import ControlPlane
 from tests.ground.emulator import Emulator
+from tests.support import effort
 
 _BUILD_ERROR = pytest.StashKey[str]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Random order is the explorer's; `-p no:randomly` has no such option."""
+    if not effort.EXPLORE and getattr(config.option, "randomly_seed", None) == "default":
+        config.option.randomly_seed = 1
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,10 +1,21 @@
-"""How much work random tests do: DEFRAGD_EFFORT scales their numbers of examples (`make check` uses a fifth)."""
+"""How much work random tests do, and whether they go the same way every time.
+
+DEFRAGD_EFFORT scales their numbers of examples (`make check` uses a fifth). A gate has to give one verdict twice, so
+examples and the order of tests follow from the code alone; DEFRAGD_EXPLORE=1 (`make explore`) draws new ones.
+"""
 
 from __future__ import annotations
 
 import os
 
+from hypothesis import settings
+
 EFFORT = float(os.environ.get("DEFRAGD_EFFORT", "1"))
+EXPLORE = os.environ.get("DEFRAGD_EXPLORE", "") == "1"
+
+settings.register_profile("gate", derandomize=True)
+settings.register_profile("explore", print_blob=True)
+settings.load_profile("explore" if EXPLORE else "gate")
 
 
 def examples(full: int) -> int:
