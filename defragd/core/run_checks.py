@@ -88,7 +88,9 @@ def recheck(
     if not may.ok:
         soon = may.kind == NOT_NOW and may.until is not None and may.until - now <= WORTH_WAITING
         return (_wait if soon else _drop)(may.reason or Reason.OUT_OF_SCOPE, may.detail)
-    return _place(move, snapshot, pod, vendors=vendors, without=leaving | {pod.key}, unsettled=unsettled)
+    # make before break: the old pod is still there when the new one starts
+    gone = leaving if rules.execution.handover == "SurgeFirst" else leaving | {pod.key}
+    return _place(move, snapshot, pod, vendors=vendors, without=gone, unsettled=unsettled)
 
 
 def _place(

@@ -13,7 +13,7 @@ import yaml
 from defragd.cli.commands.run import command as run_command
 from defragd.policy.load import load_policies
 from defragd.settings import load_settings
-from tests.ground import build
+from tests.ground import build, chart
 
 # Needs Helm, which is built once into a cache as the control plane is.
 pytestmark = pytest.mark.controlplane
@@ -152,6 +152,16 @@ def test_rights_are_narrow() -> None:
             assert rule.get("resourceNames") or rule["verbs"] == ["create"]
     secrets = [o["kind"] for o, rule in rules if "secrets" in rule["resources"]]
     assert set(secrets) == {"Role"}, "Secrets of one namespace only"
+
+
+def test_scaling_is_granted_only_when_surges_are_wanted() -> None:
+    def scaling(*settings: str) -> list[dict[str, Any]]:
+        roles = [body for body in chart.render(*settings) if body["kind"] == "ClusterRole"]
+        return [rule for role in roles for rule in role.get("rules", ()) if "deployments/scale" in rule["resources"]]
+
+    assert scaling() == []
+    (rule,) = scaling("surge.enabled=true")
+    assert (rule["verbs"], rule["resources"]) == (["patch"], ["deployments/scale"])
 
 
 def test_people_get_rights_through_the_built_in_roles() -> None:

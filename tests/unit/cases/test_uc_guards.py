@@ -12,10 +12,13 @@ from defragd.core.cost import move_cost
 from defragd.core.eligibility import eligible
 from defragd.core.model import DisruptionBudget, Node, Selector
 from defragd.core.pdb import Ledger
-from defragd.core.plan import PlanReply, PlanRequest
+from defragd.core.plan import Move, Place, PlanReply, PlanRequest
+from defragd.core.plan_json import move_to_json
 from defragd.core.planner import plan
 from defragd.core.reasons import Reason
-from defragd.core.rules import Budgets, Cap, Gain, Protection, Rules, equals
+from defragd.core.rules import Budgets, Cap, Execution, Gain, Protection, Rules, equals
+from defragd.core.run import Run, RunMove, RunPhase
+from defragd.core.run_progress import Around, advance
 from defragd.core.snapshot import Snapshot
 from defragd.hami.vendors import VENDORS
 from defragd.policy.load import load_text
@@ -132,6 +135,24 @@ def test_uc29_single_replica_stays_with_its_reason() -> None:
 def test_uc29_explicit_opt_in() -> None:
     snapshot = annotated(single(), "a", "defragd.io/move", "allow")
     assert eligible(snapshot, snapshot.pods["ns/a"], Rules(), NOW, vendors=VENDORS).ok
+
+
+@pytest.mark.parametrize("handover", ["EvictFirst", "SurgeFirst"])
+def test_uc29_make_before_break_needs_no_budget(handover: str) -> None:
+    """An eviction waits for A's budget, which never allows one; a second pod beside the first disturbs nobody."""
+    snapshot = annotated(single(), "a", "defragd.io/move", "allow")
+    held = DisruptionBudget("ns", "strict", equals({"app": "A"}), allowed=0, healthy=1, desired=1)
+    pod = replace(snapshot.pods["ns/a"], labels={"app": "A"})
+    snapshot = replace(snapshot.with_pods({pod.key: pod}), budgets=(held,))
+    target = Place("n2", (snapshot.nodes["n2"].devices[0].uuid,))
+    todo = {"moves": [move_to_json(Move("m1", "ns/a", pod.uid, Place("n1", pod.devices), target, gain=1.0))]}
+    moves = (RunMove("m1"),)
+    run = Run("ns", "r", "p", "Auto", "best-fit", plan=todo, moves=moves, phase=RunPhase.RUNNING, started=NOW)
+    rules = replace(UNLIMITED, execution=replace(Execution(), handover=handover))
+    found = advance(run, [], snapshot, rules, NOW, around=Around(vendors=VENDORS, drain=True))
+    created = [(p.spec.evict_pod, p.spec.handover) for p in found.create]
+    assert created == ([("a", "SurgeFirst")] if handover == "SurgeFirst" else []), found.update.moves
+    assert handover == "SurgeFirst" or "strict" in found.waiting
 
 
 # -- UC-31: a service that never allows disruption ------------------------------------------------------------------
