@@ -79,6 +79,13 @@ class PodWriter(Protocol):
         ...
 
 
+class NodeWriter(Protocol):
+    def annotate(self, name: str, change: Callable[[Mapping[str, str]], Mapping[str, str | None] | None]) -> Written:
+        """``change`` turns the annotations as they are now into those to write (None: removed), or None for nothing.
+        Conflict when the node was changed meanwhile."""
+        ...
+
+
 class PlacementStore(Protocol):
     def list(self) -> Sequence[Placement]:
         """From the cache."""
@@ -102,6 +109,12 @@ class ClaimWriter(Protocol):
         ...
 
 
+class WorkloadWriter(Protocol):
+    def scale(self, workload: Workload, replicas: int, *, manager: str) -> Written:
+        """The scale sub-resource of a Deployment, with its revision as precondition, under a field manager's name."""
+        ...
+
+
 class RunStore(Protocol):
     def list(self) -> Sequence[Run]: ...
 
@@ -111,12 +124,6 @@ class RunStore(Protocol):
 
     def write_status(self, run: Run) -> Written:
         """Writes phase, reason, message, wave, moves, started, finished."""
-class WorkloadWriter(Protocol):
-    def scale(self, workload: Workload, replicas: int, *, manager: str) -> Written:
-        """The scale sub-resource of a Deployment, with its revision as precondition, under a field manager's name."""
-        ...
-
-
         ...
 
     def write_desired(self, name: str, desired: str, by: str) -> Written:

@@ -14,7 +14,6 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from defragd import __version__
 from defragd.controllers.lane import PoolLane
 from defragd.controllers.offload import ChildPlanner
 from defragd.daemon.access import authorizer, missing_rights, placement_creator
-from defragd.daemon.books import BookLoop
+from defragd.daemon.extras import build_extras
 from defragd.daemon.live_settings import LiveSettings
 from defragd.daemon.policies import Policies
 from defragd.daemon.replica import Ports, Replica
@@ -39,8 +38,6 @@ from defragd.kube.heartbeats import KubeHeartbeats
 from defragd.kube.leader import AlwaysLeader, LeaderElector
 from defragd.kube.translation import pod_being_created
 from defragd.kube.webhook_config import CONDITIONS_SINCE
-from defragd.obs.cluster import Reading
-from defragd.obs.hami_metrics import read as read_hami_metrics
 from defragd.obs.logging import configure, get_logger
 from defragd.obs.metrics import Metrics
 from defragd.obs.observer import Observer
@@ -135,7 +132,15 @@ class _Daemon:
             hook=hook,
         )
         self._replica = self._compose(client, clock, config, mode)
-        self._books = self._book_loop(clock)
+        self._extras = build_extras(
+            client,
+            self._cluster,
+            settings.hami,
+            leadership=self._leadership,
+            clock=clock,
+            hook=hook,
+            vendors=vendors_for(config or HamiConfig()),
+        )
         self._api = self._serve_api(client)
         self._begin(mode)
 
@@ -157,8 +162,7 @@ class _Daemon:
         if isinstance(self._leadership, LeaderElector):
             self._leadership.start()
         self._replica.start()
-        if (books := self._books) is not None:
-            self._replica.loops.start("books", books.run, beat=lambda: books.beat, limit=300.0)
+        self._extras.start(self._replica.loops)
         self._hook("started", {"identity": self._identity, "api": self._api.url, "admission": mode})
 
     def _load_policies(self, clock: SystemClock) -> Policies:
@@ -231,25 +235,6 @@ class _Daemon:
             read_pod=partial(pod_being_created, config=hami),
         )
 
-    def _book_loop(self, clock: SystemClock) -> BookLoop | None:
-        hami = self._settings.hami
-        source = hami.metrics
-        if not source:
-            return None
-        return BookLoop(
-            read=lambda: read_hami_metrics(source),
-            reader=self._cluster,
-            doubt=self._cluster.doubt,
-            clock=clock,
-            hook=self._hook,
-            every=hami.metrics_every,
-            grace=hami.metrics_grace,
-        )
-
-    def _reading(self) -> Reading | None:
-        found = self._replica.reading()
-        return found if found is None or self._books is None else replace(found, hami_metrics=self._books.up)
-
     def _untrusted(self) -> str:
         """Without our webhook a replacement comes ungated: nothing new begins, an eviction would be for nothing."""
         return "" if self._certs.ready() else "the API server does not trust our webhook (yet); see certs.trouble"
@@ -257,7 +242,7 @@ class _Daemon:
     # -- servers --------------------------------------------------------------------------------------------------
 
     def _serve_api(self, client: Client) -> Server:
-        self._metrics.watch_cluster(self._reading)
+        self._metrics.watch_cluster(lambda: self._extras.reading(self._replica.reading()))
         writes = self._settings.api.writes
         judge = authorizer(client, self._settings.namespace)
         deps = self._replica.api_deps(
