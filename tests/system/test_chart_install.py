@@ -103,7 +103,8 @@ def _collection(body: dict[str, Any]) -> str:
     return f"{base}/namespaces/{namespace}/{plural}" if namespace else f"{base}/{plural}"
 
 
-def test_an_upgrade_keeps_what_the_daemon_wrote(installed: ControlPlane) -> None:
+def test_upgrade_and_removal_keep_what_was_written_and_nothing_that_acts(installed: ControlPlane) -> None:
+    """One test: each step starts from the last one's installation, and the last is as the first."""
     body = [{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": _ca()}]
     installed.api.call("PATCH", HOOK, body, content="application/json-patch+json")
     placement = {
@@ -127,9 +128,6 @@ def test_an_upgrade_keeps_what_the_daemon_wrote(installed: ControlPlane) -> None
     assert installed.api.get(f"{GROUP}/namespaces/default/hamipodplacements/kept")["spec"]["reqID"] == "r1"
     assert installed.api.find("/api/v1/namespaces/kube-system/configmaps/gpu-descheduler-dashboard")
 
-
-def test_uninstalling_leaves_the_crds_with_their_objects_and_nothing_that_acts(installed: ControlPlane) -> None:
-    folder = str(REPOSITORY / "chart")
     installed.helm("uninstall", chart.RELEASE, "--namespace", chart.NAMESPACE)
     assert installed.api.find(HOOK) is None
     assert installed.api.find("/apis/apps/v1/namespaces/kube-system/deployments/gpu-descheduler") is None
