@@ -164,6 +164,16 @@ def test_scaling_is_granted_only_when_surges_are_wanted() -> None:
     assert (rule["verbs"], rule["resources"]) == (["patch"], ["deployments/scale"])
 
 
+def test_nodes_are_written_only_when_devices_may_be_cordoned() -> None:
+    def nodes(*settings: str) -> list[list[str]]:
+        roles = [body for body in chart.render(*settings) if body["kind"] == "ClusterRole"]
+        rules = [rule for role in roles for rule in role.get("rules", ()) if "nodes" in rule["resources"]]
+        return [rule["verbs"] for rule in rules if set(rule["verbs"]) - {"get", "list", "watch"}]
+
+    assert nodes() == []
+    assert nodes("rbac.cordonDevices=true") == [["patch"]]
+
+
 def test_people_get_rights_through_the_built_in_roles() -> None:
     objects = template("defaults")
     for role, verbs in (("view", {"get", "list", "watch"}), ("edit", {"create", "update", "patch", "delete"})):
