@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from defragd.core.desk import Desk
-from defragd.core.places import Places
+from defragd.core.outlook import Outlook
 from defragd.core.plan import Refusal
 from defragd.core.reasons import Reason
 from defragd.core.relocate import Relocator
@@ -47,8 +47,7 @@ class Drainer:
         self.out = Drained()
         self.taken: set[int] = set()
         """Pods that are placed for good."""
-        self._homeless: set[int] = set()
-        """Shapes that no place takes as the world is now."""
+        self.outlook = Outlook(desk.world)
 
     def pods_on(self, target: Target) -> list[int]:
         world = self.desk.world
@@ -72,9 +71,9 @@ class Drainer:
         A second pass pushes one other pod further on where there is no hole; it gives up after ``patience`` failures.
         ``moves``: pods that may be moved in all.
         """
-        shape = self.desk.shapes.shape
         for pushes in (0, 1):
             failed = 0
+            self.outlook.forget()
             for target in targets:
                 if len(self.out.done) >= count or self.desk.scene.should_stop() or failed > patience:
                     break
@@ -85,21 +84,15 @@ class Drainer:
                     continue
                 if moves is not None and len(self.taken) + len(pods) + pushes > moves:
                     continue
-                if pushes == 0 and any(int(shape[pod]) in self._homeless for pod in pods):
+                if self.outlook.missing(pods, target.devices) > pushes:
                     continue
                 if self._attempt(target, pods, near=near, pushes=pushes):
-                    self._homeless.clear()
+                    self.outlook.forget()
                 else:
                     failed += pushes
 
     def _attempt(self, target: Target, pods: Sequence[int], *, near: bool, pushes: int) -> bool:
         world = self.desk.world
-        if pushes == 0:
-            places = Places(world)
-            for t in {int(self.desk.shapes.shape[pod]) for pod in pods}:
-                if len(world.part_of[t]) == 1 and not len(places.single(t)):
-                    self._homeless.add(t)
-                    return False
         closed = list(target.devices)
         was_open = world.open_device[closed]
         world.open_device[closed] = False
@@ -220,11 +213,9 @@ def explain_places(desk: Desk, pod: int) -> str:
     count("closed to this plan (idle nodes, held, being emptied)", left & ~(world.open_device & world.open_node[node]))
     left &= world.open_device & world.open_node[node]
     need = np.array([p.need for p in what.parts], dtype=np.int64).max(axis=0)[fleet.kind]
-    wrong = np.array([min(p.need) for p in what.parts])
-    del wrong
     count("of another type", left & (need < 0))
     left &= need >= 0
-    use = np.array(world.use, dtype=np.int64).reshape(-1, 4)
+    use = world.used
     cores = max(p.cores for p in what.parts)
     short_memory = use[:, 2] + need > fleet.memory
     short_cores = (use[:, 3] + cores > fleet.cores) | (any(p.whole for p in what.parts) & (use[:, 1] > 0))

@@ -46,6 +46,12 @@ class Places:
             devices = devices[first]
         return np.asarray(devices)
 
+    def any(self, shape: int) -> bool:
+        """Some place takes the shape."""
+        if len(self.world.part_of[shape]) == 1:
+            return len(self.single(shape, distinct=False)) > 0
+        return any(self.world.choose(shape, node) is not None for node in self._roomy(shape))
+
     def worth(self, shape: int, devices: Ints) -> Floats:
         """Objective after adding a one-device shape to each of these devices."""
         world = self.world
@@ -69,18 +75,27 @@ class Places:
                 return []
             worth = np.round(self.worth(shape, devices), 12)
             node = world.fleet.node_of[devices]
-            tight = -world.fleet.cores[devices] * 0
-            used = np.array([world.use[d][3] + world.use[d][1] for d in devices.tolist()])
-            order = np.lexsort((devices, -used + tight, -worth, node != first))[:limit]
+            now = world.states.table[world.id[devices]]
+            order = np.lexsort((devices, -(now[:, 3] + now[:, 1]), -worth, node != first))[:limit]
             return [Spot(int(node[i]), (int(devices[i]),)) for i in order]
         found: list[tuple[bool, float, int, Spot]] = []
-        nodes = np.nonzero(self.nodes_ok(shape) & (world.fleet.size >= len(world.part_of[shape])))[0]
-        for n in nodes.tolist():
+        for n in self._roomy(shape):
             spot = world.choose(shape, n)
             if spot is not None:
                 found.append((n != first, -self._several_worth(shape, spot), n, spot))
         found.sort(key=lambda item: item[:3])
         return [item[3] for item in found[:limit]]
+
+    def _roomy(self, shape: int) -> list[int]:
+        """Nodes with enough devices that take some part of a shape of several."""
+        world = self.world
+        parts = list(world.part_of[shape])
+        devices = np.nonzero(world.open_device & self.nodes_ok(shape)[world.fleet.node_of])[0]
+        ids = world.id[devices]
+        world.states.following(ids)
+        takes = (world.states.next[ids][:, parts] >= 0).any(axis=1)
+        counts = np.bincount(world.fleet.node_of[devices[takes]], minlength=len(world.fleet.names))
+        return [int(n) for n in np.nonzero(counts >= len(parts))[0]]
 
     def _several_worth(self, shape: int, spot: Spot) -> float:
         world = self.world

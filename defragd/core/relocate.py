@@ -45,17 +45,22 @@ class Relocator:
         self.fixed = set(fixed)
         """Pods that may not be pushed (already moved, or not to be touched)."""
         self.steps = budget
+        self.spent = 0
+        """Places looked at in vain."""
         self.allow: Callable[[int, Spot], bool] = lambda pod, spot: True
         self._cpu = np.array(world.cpu_of)
         self._host = np.array(world.host_of)
         self._placeable: dict[int, bool] = {}
 
-    def relocate(self, pods: Sequence[int], *, extra: int, first: Callable[[int], int] = lambda pod: -1) -> Relocation:
+    def relocate(
+        self, pods: Sequence[int], *, extra: int, least: int = 0, first: Callable[[int], int] = lambda pod: -1
+    ) -> Relocation:
         """Finds places for all ``pods`` (they must have left: the caller has lifted them). ``first``: the node to
-        prefer per pod. Up to ``extra`` other pods may be pushed on."""
+        prefer per pod. From ``least`` up to ``extra`` other pods may be pushed on."""
         left = self.steps
         result = Relocation(stuck=pods[0] if pods else None)
-        for pushes in range(extra + 1):
+        for pushes in range(least, extra + 1):
+            self.spent += left - self.steps
             self.steps = left
             moves: dict[int, Spot] = {}
             self._deepest = len(pods) + 1
@@ -64,6 +69,7 @@ class Relocator:
                 return Relocation(moves)
             if self.should_stop():
                 break
+        self.spent += left - self.steps
         return result
 
     def _place(
@@ -73,11 +79,13 @@ class Relocator:
             return True
         if self.steps <= 0 or self.should_stop():
             return False
-        pod, spots = self._hardest(todo, first)
+        pod, spots, homeless = self._hardest(todo, first, pushes)
         rest = [p for p in todo if p != pod]
         if len(rest) < self._deepest:
             self._deepest = len(rest)
             result.stuck = pod
+        if homeless > pushes:
+            return False
         for spot in spots[:WIDTH]:
             self.steps -= 1
             if spot == self.world.home[pod] or not self.allow(pod, spot) or not self.verify(pod, spot):
@@ -94,21 +102,28 @@ class Relocator:
             return self._push(pod, rest, moves, pushes, first, result)
         return False
 
-    def _hardest(self, todo: list[int], first: Callable[[int], int]) -> tuple[int, list[Spot]]:
+    def _hardest(self, todo: list[int], first: Callable[[int], int], pushes: int) -> tuple[int, list[Spot], int]:
+        """The pod with the fewest places, those places, and how many pods at least must be pushed on for those that
+        have none (one for each that wants a device for itself, one for all others)."""
         best: tuple[int, int, list[Spot]] | None = None
         shapes = self.world.shapes.shape
         seen: dict[tuple[int, int], list[Spot]] = {}
+        alone, shared = 0, 0
         for pod in todo[:16]:
-            key = (int(shapes[pod]), first(pod))
+            t = int(shapes[pod])
+            key = (t, first(pod))
             if key not in seen:
-                seen[key] = self.places.spots(key[0], first=key[1], limit=WIDTH)
+                seen[key] = self.places.spots(t, first=key[1], limit=WIDTH)
             spots = seen[key]
+            if not spots:
+                whole = any(part.whole for part in self.world.shapes.shapes[t].parts)
+                alone, shared = alone + whole, shared | (not whole)
             if best is None or len(spots) < best[0]:
                 best = (len(spots), pod, spots)
-            if not spots:
+            if alone + shared > pushes:
                 break
         assert best is not None
-        return best[1], best[2]
+        return best[1], best[2], alone + shared
 
     def _push(
         self,
@@ -155,7 +170,7 @@ class Relocator:
         may &= self._host[shapes] >= want.host_memory - world.host[node]
         device = world.pod_device
         kind = world.fleet.kind[device]
-        use = np.array(world.use, dtype=np.int64)
+        use = world.used
         need = np.array([p.need for p in want.parts], dtype=np.int64).max(axis=0)[kind]
         may &= world.open_device[device] & (need >= 0)
         may &= use[device, 3] - world.pod_cores + max(p.cores for p in want.parts) <= world.fleet.cores[device]
@@ -167,8 +182,7 @@ class Relocator:
 
     def _has_place(self, shape: int) -> bool:
         if shape not in self._placeable:
-            single = len(self.world.part_of[shape]) == 1
-            self._placeable[shape] = not single or len(self.places.single(shape)) > 0
+            self._placeable[shape] = self.places.any(shape)
         return self._placeable[shape]
 
     def _spot_with(self, shape: int, home: Spot) -> Spot | None:

@@ -7,9 +7,11 @@ pods of the set, if need be by pushing one more pod further on. The first that w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, islice
+
+import numpy as np
 
 from defragd.core.desk import Desk
 from defragd.core.places import Places
@@ -20,13 +22,18 @@ MOST = 12
 """Moves for one wanted pod, at most."""
 EXACT = 3
 """For shapes of one device, up to this many leavers all sets of a node are tried."""
+NEVER = 1 << 30
 MANY = 24
 COMBINATIONS = 200
 """Choices of devices tried per node."""
 PUSHED_NODES = 24
 """Nodes tried per number of moves when other pods have to be pushed on."""
 SMALL = 400
-TRIES = 1500
+TRIES, WORK = 1500, 3000
+"""Sets tried and places looked at for one wanted pod, ..."""
+SHARE = 4
+"""... and so many times as much for all of them together; a pod of a long queue gets `LEAST_TRIES` at least."""
+LEAST_TRIES = 150
 
 
 @dataclass
@@ -43,22 +50,41 @@ class RoomMaker:
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
+        self.places = Places(desk.world)
         self.fixed: set[int] = set()
         """Pods that have moved already."""
-        self.tries = TRIES
+        self.tries, self.work = TRIES, WORK
+        self.left = SHARE * TRIES
+        self._least: dict[int, dict[int, int]] = {}
+        """By shape: `_bounds` of the nodes that did not change since."""
+        self._vain: dict[int, tuple[int, int]] = {}
+        """Shapes for which no room was found -> how many pods had moved then, sets tried."""
 
     def make(self, shape: int, *, most: int = MOST) -> Room:
         """Fits the shape with the fewest moves and books it. ``most``: moves left in the budget."""
         world = self.desk.world
-        free = Places(world).spots(shape, limit=1)
+        free = self.places.spots(shape, limit=1)
         if free:
-            world.hold(shape, free[0])
+            self._book(shape, free[0])
             return Room(free[0])
+        for other, (moved, tried) in self._vain.items():
+            if moved == len(self.fixed) and world.shapes.shapes[shape].asks_all_of(world.shapes.shapes[other]):
+                return Room(tried=tried)
+        self.tries = most_tries = max(min(TRIES, self.left), LEAST_TRIES)
+        self.work = WORK * most_tries // TRIES
+        room = self._search(shape, min(most, MOST))
+        room.tried = most_tries - self.tries
+        self.left -= room.tried
+        if room.spot is None:
+            self._vain[shape] = len(self.fixed), room.tried
+        return room
+
+    def _search(self, shape: int, most: int) -> Room:
+        """Moves that make room, fewest first."""
         bounds = self._bounds(shape)
         nodes = sorted(bounds, key=lambda n: (bounds[n], n))
-        self.tries = TRIES
         self._placeable: dict[int, bool] = {}
-        for moves in range(1, min(most, MOST) + 1):
+        for moves in range(1, most + 1):
             for pushes in range(min(moves, 3)):
                 pushed = 0
                 for node in nodes:
@@ -68,11 +94,19 @@ class RoomMaker:
                     if found is not None:
                         return found
                     pushed += pushes > 0
-                    if self.tries <= 0 or self.desk.scene.should_stop():
-                        return Room(tried=TRIES - self.tries)
+                    if self.tries <= 0 or self.work <= 0 or self.desk.scene.should_stop():
+                        return Room()
                     if pushed >= PUSHED_NODES:
                         break
-        return Room(tried=TRIES - self.tries)
+        return Room()
+
+    def _book(self, shape: int, spot: Spot, sign: int = 1) -> None:
+        self.desk.world.hold(shape, spot, sign)
+        self._changed(spot.node)
+
+    def _changed(self, node: int) -> None:
+        for bounds in self._least.values():
+            bounds.pop(node, None)
 
     def _homeless(self, pods: tuple[int, ...]) -> bool:
         """Some pod of the set has no place anywhere, whatever leaves here (asked in large worlds only, where the room
@@ -82,8 +116,7 @@ class RoomMaker:
             return False
         for t in {int(world.shapes.shape[p]) for p in pods}:
             if t not in self._placeable:
-                single = len(world.part_of[t]) == 1
-                self._placeable[t] = not single or len(Places(world).single(t)) > 0
+                self._placeable[t] = self.places.any(t)
             if not self._placeable[t]:
                 return True
         return False
@@ -91,7 +124,7 @@ class RoomMaker:
     def _on_node(self, shape: int, node: int, leavers: int, pushes: int) -> Room | None:
         desk, world = self.desk, self.desk.world
         for leave in self._sets(shape, node, leavers):
-            if self.tries <= 0 or desk.scene.should_stop():
+            if self.tries <= 0 or self.work <= 0 or desk.scene.should_stop():
                 return None
             if pushes == 0 and self._homeless(leave):
                 continue
@@ -109,9 +142,14 @@ class RoomMaker:
                     fixed=self.fixed | set(leave),
                     budget=80,
                 )
-                found = relocator.relocate(list(leave), extra=pushes, first=lambda pod: node)
+                found = relocator.relocate(list(leave), extra=pushes, least=pushes, first=lambda pod: node)
+                self.work -= 1 + relocator.spent
                 if found.stuck is None and self._charge(found.moves):
                     self.fixed |= found.moves.keys()
+                    for pod, there in found.moves.items():
+                        self._changed(world.home[pod].node)
+                        self._changed(there.node)
+                    self._changed(node)
                     return Room(spot, found.moves)
                 for pod in found.moves:
                     world.lift(pod)
@@ -174,8 +212,9 @@ class RoomMaker:
         world, cost = self.desk.world, self.desk.cost
         parts = len(world.shapes.shapes[shape].parts)
         options = []
+        holders = self._holders(node)
         for device in world.fleet.devices_of(node):
-            removal = self._removals(shape, device)
+            removal = self._removals(shape, device, holders.get(device, ()))
             if removal is not None:
                 options.append((len(removal), sum(float(cost[p]) for p in removal), device, removal))
         options.sort(key=lambda o: o[:3])
@@ -188,40 +227,45 @@ class RoomMaker:
         unions.sort()
         yield from (pods for _, _, pods in unions)
 
-    def _removals(self, shape: int, device: int) -> tuple[int, ...] | None:
-        """Fewest movable pods whose leaving lets a part of the shape onto the device; None = never."""
+    def _holders(self, node: int) -> dict[int, list[tuple[tuple[int, int, int], int]]]:
+        """Movable pods by device, with what each holds there, largest first."""
+        world = self.desk.world
+        found: dict[int, list[tuple[tuple[int, int, int], int]]] = {}
+        for pod in world.on_node[node]:
+            spot = world.spot[pod]
+            if spot is not None and pod not in self.fixed:
+                for device, held in zip(spot.devices, world.held_now[pod], strict=True):
+                    found.setdefault(device, []).append((held, pod))
+        for here in found.values():
+            here.sort(key=lambda item: (-item[0][2], -item[0][1], item[1]))
+        return found
+
+    def _removals(
+        self, shape: int, device: int, here: Sequence[tuple[tuple[int, int, int], int]]
+    ) -> tuple[int, ...] | None:
+        """Fewest movable pods of ``here`` whose leaving lets a part of the shape onto the device; None = never."""
         world = self.desk.world
         what = world.shapes.shapes[shape]
         kind, slots, memory, cores = world.use[device]
-        part = max(what.parts, key=lambda p: (p.cores, p.need[kind]))
-        if part.need[kind] < 0 or not world.device_allowed(shape, device):
+        part = max(what.parts, key=lambda p: (p.cores, p.need[kind])) if len(what.parts) > 1 else what.parts[0]
+        need = part.need[kind]
+        if need < 0 or not world.device_allowed(shape, device):
             return None
-        here = []
-        for pod in world.on_node[int(world.fleet.node_of[device])]:
-            spot = world.spot[pod]
-            if spot is not None and device in spot.devices and pod not in self.fixed:
-                here.append((world.held_now[pod][spot.devices.index(device)], pod))
-        here.sort(key=lambda item: (-item[0][2], -item[0][1], item[1]))
+        states = world.states
+        all_slots, all_memory, all_cores = states.slots_of[kind], states.memory_of[kind], states.cores_of[kind]
         gone: list[int] = []
-        all_slots, all_memory, all_cores = (
-            int(a[device]) for a in (world.fleet.slots, world.fleet.memory, world.fleet.cores)
-        )
-
-        def fits() -> bool:
-            if part.whole and slots > 0:
-                return False
-            if part.zero and cores >= all_cores > 0:
-                return False
-            return (
-                slots + part.slots <= all_slots
-                and memory + part.need[kind] <= all_memory
-                and cores + part.cores <= all_cores
-            )
-
-        while not fits():
-            if not here:
+        rest = iter(here)
+        while (
+            (part.whole and slots > 0)
+            or (part.zero and cores >= all_cores > 0)
+            or slots + part.slots > all_slots
+            or memory + need > all_memory
+            or cores + part.cores > all_cores
+        ):
+            item = next(rest, None)
+            if item is None:
                 return None
-            (s, m, c), pod = here.pop(0)
+            (s, m, c), pod = item
             slots, memory, cores = slots - s, memory - m, cores - c
             gone.append(pod)
         return tuple(gone)
@@ -246,24 +290,30 @@ class RoomMaker:
         return tuple(sorted(chosen))
 
     def _bounds(self, shape: int) -> dict[int, int]:
-        """Least number of leavers per node that could host the shape at all."""
+        """Least number of leavers per node that could host the shape at all. Nodes that did not change are known."""
+        world = self.desk.world
+        what = world.shapes.shapes[shape]
+        known = self._least.setdefault(shape, {})
+        may = world.open_node & world.shapes.node_masks[what.nodes] & (world.fleet.size >= len(what.parts))
+        may &= (world.fleet.cpu >= what.cpu) & (world.fleet.host_memory >= what.host_memory)
+        for node in np.nonzero(may)[0].tolist():
+            if node not in known:
+                known[node] = self._least_on(shape, node)
+        return {node: least for node, least in known.items() if least < NEVER}
+
+    def _least_on(self, shape: int, node: int) -> int:
         world = self.desk.world
         what = world.shapes.shapes[shape]
         parts = len(what.parts)
-        mask = world.shapes.node_masks[what.nodes]
-        found: dict[int, int] = {}
-        for node in range(len(world.fleet.names)):
-            if not (world.open_node[node] and mask[node]) or world.fleet.size[node] < parts:
-                continue
-            if world.fleet.cpu[node] < what.cpu or world.fleet.host_memory[node] < what.host_memory:
-                continue
-            sets = [r for d in world.fleet.devices_of(node) if (r := self._removals(shape, d)) is not None]
-            if len(sets) < parts:
-                continue
-            counts = sorted(len(r) for r in sets)[:parts]
-            several = any(len(world.spot[p].devices) > 1 for r in sets for p in r)  # type: ignore[union-attr]
-            least = counts[-1] if several else sum(counts)
-            if world.cpu[node] < what.cpu or world.host[node] < what.host_memory or world.room[node] < 1:
-                least = max(least, 1)
-            found[node] = max(least, 1)
-        return found
+        holders = self._holders(node)
+        sets = [
+            removal
+            for device in world.fleet.devices_of(node)
+            if (removal := self._removals(shape, device, holders.get(device, ()))) is not None
+        ]
+        if len(sets) < parts:
+            return NEVER
+        counts = sorted(len(r) for r in sets)[:parts]
+        several = any(len(world.spot[p].devices) > 1 for r in sets for p in r)  # type: ignore[union-attr]
+        least = counts[-1] if several else sum(counts)
+        return max(least, 1)

@@ -35,6 +35,14 @@ class Part:
     zero: bool
     need: tuple[int, ...]
 
+    def asks_all_of(self, other: Part) -> bool:
+        """A device that takes this part takes ``other``."""
+        if self.slots < other.slots or self.cores < other.cores or (other.whole and not self.whole):
+            return False
+        if other.zero and not (self.zero or self.cores):
+            return False
+        return all(mine == NEVER or mine >= theirs >= 0 for mine, theirs in zip(self.need, other.need, strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -51,6 +59,19 @@ class Shape:
     """Index into `Shapes.node_masks`."""
     devices: int
     """Index into `Shapes.device_masks`, -1 = no selection by UUID."""
+
+    def asks_all_of(self, other: Shape) -> bool:
+        """Where this shape fits, ``other`` fits too."""
+        if (self.nodes, self.devices, self.numa_bind, self.alone) != (
+            other.nodes,
+            other.devices,
+            other.numa_bind,
+            other.alone,
+        ) or len(self.parts) < len(other.parts):
+            return False
+        if self.cpu < other.cpu or self.host_memory < other.host_memory:
+            return False
+        return all(mine.asks_all_of(theirs) for mine, theirs in zip(self.parts, other.parts, strict=False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,14 @@ class DeviceStates:
         self.kind_slots = _column((k.slots for k in self.fleet.kinds), np.int64)
         self.kind_memory = _column((k.memory_mib for k in self.fleet.kinds), np.int64)
         self.kind_cores = _column((k.cores for k in self.fleet.kinds), np.int64)
+        self.slots_of, self.memory_of, self.cores_of = (
+            [getattr(k, name) for k in self.fleet.kinds] for name in ("slots", "memory_mib", "cores")
+        )
+        """By kind, as plain numbers."""
         self.index: dict[tuple[int, int, int, int], int] = {}
         self.keys: list[tuple[int, int, int, int]] = []
+        self.table = np.zeros((0, 4), dtype=np.int64)
+        """``keys`` as an array."""
         self.rows = np.zeros((0, 1 + aim.classes * (2 if aim.shares else 1)))
         self.next = np.zeros((0, len(parts)), dtype=np.int32)
         self.known = np.zeros(0, dtype=np.bool_)
@@ -58,6 +64,7 @@ class DeviceStates:
             table = np.array(fresh, dtype=np.int64)
             rows = self.aim.rows(self.fleet, table[:, 0], table[:, 1], table[:, 2], table[:, 3])
             start = len(self.keys) - len(fresh)
+            self.table[start : len(self.keys)] = table
             self.rows[start : len(self.keys)] = rows
         return [index[key] for key in keys]
 
@@ -66,13 +73,15 @@ class DeviceStates:
         if size <= have:
             return
         more = max(size, 2 * have, 256)
+        table = np.zeros((more, 4), dtype=np.int64)
+        table[:have] = self.table
         rows = np.zeros((more, self.rows.shape[1]))
         rows[:have] = self.rows
         following = np.full((more, self.next.shape[1]), UNKNOWN, dtype=np.int32)
         following[:have] = self.next
         known = np.zeros(more, dtype=np.bool_)
         known[:have] = self.known
-        self.rows, self.next, self.known = rows, following, known
+        self.table, self.rows, self.next, self.known = table, rows, following, known
 
     def following(self, ids: Ints) -> None:
         """Makes sure that the successors (by every part) of these states are known."""
@@ -80,7 +89,7 @@ class DeviceStates:
         if known.all():
             return
         todo = np.unique(ids[~known])
-        now = np.array([self.keys[i] for i in todo.tolist()], dtype=np.int64)
+        now = self.table[todo]
         kind = now[:, 0]
         need = self.part_need[:, kind].T
         slots = now[:, 1][:, None] + self.part_slots
@@ -146,6 +155,7 @@ class World:
         self.use: list[tuple[int, int, int, int]] = keys
         self.id = np.array(self.states.ids(keys), dtype=np.int64)
         self._ids: list[int] = self.id.tolist()
+        self._counts: list[bool] = fleet.device_open.tolist()
         self._spans = [(int(fleet.first[n]), int(fleet.first[n + 1])) for n in range(len(fleet.names))]
         self._remembered: dict[tuple[int, tuple[int, ...], float, float, int], tuple[int, Floats]] = {}
         self._numbered = len(fleet.names)
@@ -186,6 +196,11 @@ class World:
                 int(self.room[node]),
             )
             self._remembered[where] = (node, self.features[node].copy())
+
+    @property
+    def used(self) -> Ints:
+        """D x 4: ``use`` as an array."""
+        return np.asarray(self.states.table[self.id])
 
     @property
     def value(self) -> float:
@@ -229,17 +244,27 @@ class World:
 
     def _shift(self, spot: Spot, use: tuple[tuple[int, int, int], ...], sign: int, shape: int) -> None:
         node = spot.node
+        before: list[int] = []
+        after: list[int] = []
         for device, (slots, memory, cores) in zip(spot.devices, use, strict=True):
             kind, s, m, c = self.use[device]
             key = (kind, s + sign * slots, m + sign * memory, c + sign * cores)
             number = self.states.index.get(key)
             if number is None:
                 number = self.states.ids([key])[0]
-            if self.fleet.device_open[device]:
-                self.sums[node] += self.states.rows[number] - self.states.rows[self._ids[device]]
+            if self._counts[device]:
+                before.append(self._ids[device])
+                after.append(number)
             self.use[device] = key
             self.id[device] = number
             self._ids[device] = number
+        rows, sums = self.states.rows, self.sums[node]
+        if len(before) == 1:
+            sums += rows[after[0]]
+            sums -= rows[before[0]]
+        elif before:
+            sums += rows[after].sum(axis=0)
+            sums -= rows[before].sum(axis=0)
         self.cpu[node] -= sign * self.cpu_of[shape]
         self.host[node] -= sign * self.host_of[shape]
         self.room[node] -= sign

@@ -23,6 +23,8 @@ from defragd.core.reasons import Reason
 from defragd.core.room import MOST, Room, RoomMaker
 from defragd.core.strategy import Proposal, Scene
 
+NAMED = 10
+"""Pods that fit as it stands and are named; the others are counted."""
 LAST = datetime.max.replace(tzinfo=UTC)
 
 
@@ -76,7 +78,7 @@ def _make(scene: Scene, args: MakeRoomArgs, desk: Desk, wanted: list[Pod]) -> Pr
     total = scene.rules.budgets.total
     goals: list[frozenset[str]] = []
     refused: list[Refusal] = []
-    notes: list[str] = []
+    fits: list[tuple[str, str]] = []
     why: dict[str, str] = {}
     stopped = "complete"
     for pod, shape in zip(wanted, desk.shapes.wanted, strict=True):
@@ -90,11 +92,14 @@ def _make(scene: Scene, args: MakeRoomArgs, desk: Desk, wanted: list[Pod]) -> Pr
             continue
         node = scene.arena.fleet.names[room.spot.node]
         if not room.moves:
-            notes.append(f"{name} fits already, on {node}")
+            fits.append((name, node))
             continue
         keys = [desk.shapes.pods[p].key for p in room.moves]
         goals.append(frozenset(keys))
         why.update(dict.fromkeys(keys, f"makes room for {name} on {node}"))
+    notes = [f"{name} fits already, on {node}" for name, node in fits[:NAMED]]
+    if len(fits) > NAMED:
+        notes.append(f"{len(fits) - NAMED} more fit already")
     strict = bool(args.pod or args.shape) and not scene.rules.partial
     if refused and strict:
         stopped = stopped if stopped == "time" else "infeasible"
