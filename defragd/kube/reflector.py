@@ -24,13 +24,12 @@ from defragd.errors import ClusterError, DefragError, Forbidden, MissingResource
 from defragd.kube.client import Client
 from defragd.kube.decode import Event, ListDecoder, key_of
 from defragd.kube.errors import Expired
+from defragd.kube.pages import Pages
 from defragd.kube.store import Store
 from defragd.ports import Hook
 
 T = TypeVar("T")
 
-PAGE = 500
-"""Objects per list request, as client-go does: kind to the API server, and one page decodes in milliseconds."""
 WATCH_SECONDS = 270
 """The server ends a watch after this (± 10 %), so that connections spread over the API servers again."""
 SILENCE = 75.0
@@ -112,21 +111,23 @@ def _list_pages(
 ) -> tuple[dict[str, tuple[T, str]], str, dict[str, Problem]]:
     items: dict[str, tuple[T, str]] = {}
     problems: dict[str, Problem] = {}
-    query = {**kind.query, "limit": str(PAGE)}
-    while True:
-        data = client.get(kind.path, query, timeout=60.0).data
-        try:
-            page = decoder.page(data)
-        except msgspec.DecodeError as err:
-            raise ClusterError(f"GET {kind.path}: the answer is no {kind.title} list: {err}") from err
-        for item in page.items:
-            meta: Any = item.metadata  # type: ignore[attr-defined]
-            items[key_of(meta.namespace, meta.name)] = (item, meta.resource_version)
-        for broken in page.broken:
-            problems[broken.key] = broken.problem
-        if not page.continue_:
-            return items, page.revision, problems
-        query = {**kind.query, "limit": str(PAGE), "continue": page.continue_}
+    with Pages(client, kind.path, kind.query) as pages:
+        token = ""
+        while True:
+            data = pages.get(token)
+            pages.ahead(data)
+            try:
+                page = decoder.page(data)
+            except msgspec.DecodeError as err:
+                raise ClusterError(f"GET {kind.path}: the answer is no {kind.title} list: {err}") from err
+            for item in page.items:
+                meta: Any = item.metadata  # type: ignore[attr-defined]
+                items[key_of(meta.namespace, meta.name)] = (item, meta.resource_version)
+            for broken in page.broken:
+                problems[broken.key] = broken.problem
+            if not page.continue_:
+                return items, page.revision, problems
+            token = page.continue_
 
 
 class Reflector(Generic[T]):

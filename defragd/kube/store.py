@@ -76,16 +76,18 @@ class Store(Generic[T]):
     def replace(self, items: Mapping[str, tuple[T, str]], revision: str, problems: Mapping[str, Problem]) -> None:
         """A fresh list of ``revision``. Own writes that are newer than the list stay."""
         with self._hub.lock:
-            keep = {key for key, rev in self._revisions.items() if revision and newer(rev, revision)}
-            before = dict(self._revisions)
-            merged = {key: self._items[key] for key in keep}
-            revisions = {key: self._revisions[key] for key in keep}
-            for key, (item, rev) in items.items():
-                if key not in keep:
-                    merged[key], revisions[key] = item, rev
+            before = self._revisions
+            merged = {key: item for key, (item, _) in items.items()}
+            revisions = {key: rev for key, (_, rev) in items.items()}
+            for key, rev in before.items():
+                if revision and newer(rev, revision):
+                    merged[key], revisions[key] = self._items[key], rev
             self._items, self._revisions = merged, revisions
             self._problems = dict(problems)
-            self._dirty |= {key for key in before.keys() | revisions.keys() if before.get(key) != revisions.get(key)}
+            self._dirty |= before.keys() - revisions.keys()
+            self._dirty |= (
+                {key for key, rev in revisions.items() if before.get(key) != rev} if before else revisions.keys()
+            )
             changed = before != revisions or not self._synced or bool(problems)
             self._synced, self.unavailable = True, ""
             self.advance(revision)

@@ -23,7 +23,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from defragd.kube import kinds, wire
 from defragd.kube.client import Client
-from defragd.kube.reflector import PAGE, list_all
+from defragd.kube.pages import PAGE
+from defragd.kube.reflector import list_all
 from defragd.kube.store import Hub, Store
 
 GOAL_SECONDS, GOAL_MIB = 0.5, 100
