@@ -32,11 +32,27 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         session.config.stash[_BUILD_ERROR] = str(error)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests that share a fixture of their module stay on one worker; all others go wherever there is time."""
+    found = getattr(item, "_fixtureinfo", None)
+    if found and any(defs[-1].scope == "module" for defs in found.name2fixturedefs.values() if defs):
+        item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A start of the control plane and a cluster's reset count against the test that asks first: allow for both."""
+    """A start of the control plane and a cluster's reset count against the test that asks first: allow for both.
+
+    The longest come first, so that no worker sits idle at the end.
+    """
     for item in items:
         if item.get_closest_marker("controlplane") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(180))
+    items.sort(key=_limit, reverse=True)
+
+
+def _limit(item: pytest.Item) -> float:
+    mark = item.get_closest_marker("timeout")
+    return float(mark.args[0]) if mark else 0.0
 
 
 @pytest.fixture(scope="session")
