@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from defragd.core.model import Problem
+from defragd.core.model import EMPTY, Problem
 from defragd.core.placement import PLURAL as PLACEMENTS
 from defragd.core.snapshot import Snapshot
 from defragd.errors import SnapshotError
@@ -30,6 +30,8 @@ from defragd.kube.errors import BrokenObject
 from defragd.kube.placements import placement_from_wire
 from defragd.kube.reflector import Kind
 from defragd.kube.slim import slim
+from defragd.kube.snapshot_hami import KINDS as HAMI_KINDS
+from defragd.kube.snapshot_hami import hami_in_file
 from defragd.kube.store import Hub, Store
 from defragd.kube.times import format_time, parse_time
 from defragd.kube.translation import Translation
@@ -73,7 +75,9 @@ _Loader.yaml_implicit_resolvers = {
 
 def load(path: str, *, config: HamiConfig | None = None) -> Snapshot:
     """``path`` "-" is standard input. Raises SnapshotError: one line with the file and what to do."""
-    stores, meta = load_stores(path)
+    raws: list[msgspec.Raw] = []
+    stores, meta = load_stores(path, raws)
+    config = config or hami_in_file(path, raws, meta)
     placements = View(stores[PLACEMENTS], placement_from_wire, "HamiPodPlacement")
     try:
         taken = parse_time((meta or {}).get(TAKEN_AT))
@@ -86,8 +90,10 @@ def load(path: str, *, config: HamiConfig | None = None) -> Snapshot:
     return snapshot
 
 
-def load_stores(path: str) -> tuple[dict[str, Store[Any]], Mapping[str, str] | None]:
-    """The wire objects by kind, and the annotations of the list."""
+def load_stores(
+    path: str, hami: list[msgspec.Raw] | None = None
+) -> tuple[dict[str, Store[Any]], Mapping[str, str] | None]:
+    """The wire objects by kind, and the annotations of the list. ``hami`` takes the items that may tell of HAMi."""
     found = _parse(path, _read(path))
     table = {kind.title: kind for kind in (*kinds.world_kinds(), kinds.placements_kind(optional=True))}
     decoders = {title: kind.decoder() for title, kind in table.items()}
@@ -104,6 +110,8 @@ def load_stores(path: str) -> tuple[dict[str, Store[Any]], Mapping[str, str] | N
         if not kind:
             raise SnapshotError(f"{path}: item {number} has no kind; want a List as kubectl get -A -o json prints it")
         seen.add(kind)
+        if kind in HAMI_KINDS and hami is not None:
+            hami.append(raw)
         if kind not in table:
             continue
         try:
@@ -150,11 +158,19 @@ def _fill(
     return stores
 
 
-def save(stores: Mapping[str, Store[Any]], path: str | None, *, anonymize: bool = False, now: datetime) -> int:
+def save(
+    stores: Mapping[str, Store[Any]],
+    path: str | None,
+    *,
+    anonymize: bool = False,
+    now: datetime,
+    hami: tuple[Mapping[str, str], Sequence[Mapping[str, Any]]] = (EMPTY, ()),
+) -> int:
     """Writes the List (gzipped when the name ends in .gz; None or "-" is standard output); the number of objects.
 
     ``stores``: `KubeCluster.stores()` or `cluster.read_stores(client)`. With ``anonymize`` names, namespaces, label
-    keys and values, UUIDs and UIDs are replaced, the same word always by the same one.
+    keys and values, UUIDs and UIDs are replaced, the same word always by the same one. ``hami``: annotations and items
+    that describe HAMi itself (`snapshot_hami`), written as they are.
     """
     items: list[dict[str, Any]] = []
     table = (*kinds.world_kinds(), kinds.placements_kind(optional=True))
@@ -170,8 +186,11 @@ def save(stores: Mapping[str, Store[Any]], path: str | None, *, anonymize: bool 
     document = {
         "apiVersion": "v1",
         "kind": "List",
-        "metadata": {"resourceVersion": "", "annotations": {KNOWN: ",".join(known), TAKEN_AT: format_time(now)}},
-        "items": items,
+        "metadata": {
+            "resourceVersion": "",
+            "annotations": {KNOWN: ",".join(known), TAKEN_AT: format_time(now), **hami[0]},
+        },
+        "items": [*items, *hami[1]],
     }
     _write(path, msgspec.json.encode(document) + b"\n")
     return len(items)

@@ -49,8 +49,12 @@ NOTES = (
 @click.option("--move-time", type=sources.Seconds(), default="90s", show_default=True, help="How long a move takes.")
 @click.option("--plan-time", type=sources.Seconds(), default="5s", show_default=True, help="Wall time of one plan.")
 @click.option("--max-steps", type=click.IntRange(1), metavar="N", help="Bound plans by steps, not time (reproducible).")
-@click.option("--node-policy", type=click.Choice(["binpack", "spread"]), default="binpack", show_default=True)
-@click.option("--device-policy", type=click.Choice(["binpack", "spread"]), default="spread", show_default=True)
+@click.option(
+    "--node-policy", type=click.Choice(["binpack", "spread"]), help="HAMi's order of nodes; default the cluster's."
+)
+@click.option(
+    "--device-policy", type=click.Choice(["binpack", "spread"]), help="HAMi's order of devices; default the cluster's."
+)
 @sources.now_option
 @output_option("table", "json", "yaml", "html")
 @no_headers_option
@@ -70,8 +74,8 @@ def command(
     move_time: float,
     plan_time: float,
     max_steps: int | None,
-    node_policy: str,
-    device_policy: str,
+    node_policy: str | None,
+    device_policy: str | None,
     now: datetime | None,
     output: str,
     no_headers: bool,
@@ -105,8 +109,8 @@ def command(
             policies=chosen,
             planner=_planner(plan_time, max_steps),
             vendors=VENDORS,
-            node_policy=node_policy,
-            device_policy=device_policy,
+            node_policy=node_policy or world.node_policy,
+            device_policy=device_policy or world.device_policy,
             move_seconds=move_time,
             sample_hours=max(0.25, min(6.0, days * 24 / 40)),
             seed=seed,
