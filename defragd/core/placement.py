@@ -82,6 +82,8 @@ class PlacementSpec:
     ttl: timedelta = timedelta(hours=24)
     suspend: bool = False
     handover: str = "EvictFirst"
+    alternatives: tuple[str, ...] = ()
+    """Devices of the node that will do as well when the place is lost after the old pod has left."""
     group: str = ""
     """Placements of one group leave together (a cycle): each counts the others' evicted pods as gone and the others'
     arrivals as there, and none evicts before all ``group_size`` of them are held."""

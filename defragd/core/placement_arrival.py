@@ -18,6 +18,7 @@ from defragd.core.placement_answers import conditions, fail, shown, soonest, spa
 from defragd.core.placement_evicting import before_eviction
 from defragd.core.placement_holds import tag
 from defragd.core.placement_pin import pin_patch
+from defragd.core.placement_retarget import retarget
 from defragd.core.placement_surge import awaited, overridden, raise_count
 from defragd.core.placement_world import Decision, Memory, PatchPod, World
 from defragd.core.reasons import Reason
@@ -273,6 +274,9 @@ def _not_free(
         since = memory.taken_since or now
         memory = replace(memory, taken_since=since)
         if now >= since + world.tuning.stolen or not found.temporary:
+            other = retarget(placement, pod, world, memory, found)
+            if other is not None:
+                return other
             kind = Reason.PLACE_STOLEN if reason in _ROOM else reason
             return _refuse(placement, pod, memory, kind, f"the place is taken: {found.detail}", now)
     else:

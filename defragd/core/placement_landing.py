@@ -16,7 +16,8 @@ from defragd.core.model import Pod
 from defragd.core.placement import Phase, Placement
 from defragd.core.placement_answers import assignments, conditions, ended, fail, pause, shown, soonest, span, told
 from defragd.core.placement_holds import tag
-from defragd.core.placement_pin import WOKEN, widen_patch
+from defragd.core.placement_pin import WOKEN, pin_annotations, widen_patch
+from defragd.core.placement_retarget import asked, moved_on, retarget
 from defragd.core.placement_surge import hand_over
 from defragd.core.placement_world import Decision, Emit, Evict, Memory, PatchPod, World
 from defragd.core.reasons import Reason
@@ -44,7 +45,7 @@ def landing(placement: Placement, world: World, memory: Memory, now: datetime) -
         return _failed(placement, pod, memory, now)
     if not pod.node:
         return _unbound(placement, pod, world, memory, now, limit)
-    wrong = _wrong_place(placement, pod)
+    wrong = _wrong_place(placement, pod, asked(placement, world.snapshot, pod))
     if wrong is not None:
         reason, detail = wrong
         found = assignments(pod, world.snapshot)
@@ -64,7 +65,7 @@ def _failed(placement: Placement, pod: Pod, memory: Memory, now: datetime) -> De
     return fail(placement, memory, Reason.POD_CRASHED, f"{pod.key} failed after it had started", now)
 
 
-def _wrong_place(placement: Placement, pod: Pod) -> tuple[Reason, str] | None:
+def _wrong_place(placement: Placement, pod: Pod, first: set[str]) -> tuple[Reason, str] | None:
     """Read back from HAMi's allocation. Nothing recorded yet is no verdict before the pod is Ready."""
     want_node, want = placement.spec.node_name, placement.status.devices
     if pod.node != want_node:
@@ -73,7 +74,7 @@ def _wrong_place(placement: Placement, pod: Pod) -> tuple[Reason, str] | None:
         return Reason.WRONG_DEVICE, f"{pod.key}: {pod.problem}"
     if not pod.allocations:
         return (Reason.WRONG_DEVICE, f"HAMi recorded no device for {pod.key}") if pod.ready else None
-    if set(pod.devices) != set(want):
+    if set(pod.devices) not in (set(want), first):
         return Reason.WRONG_DEVICE, f"{pod.key} got {', '.join(pod.devices)}, not {', '.join(want)}"
     return None
 
@@ -88,11 +89,21 @@ def _unbound(placement: Placement, pod: Pod, world: World, memory: Memory, now: 
         return _recycle(placement, pod, world, memory, Reason.START_TIMEOUT, detail, now)
     if pod.gates:
         return Decision(wake=min(now + timedelta(seconds=1), limit), memory=memory)
+    if moved_on(placement, pod):
+        if memory.after is not None and now < memory.after:
+            return Decision(wake=min(memory.after, limit), memory=memory)
+        pins = pin_annotations(target(world.view, placement).devices, world.vendors)
+        patch = {"metadata": {"uid": pod.uid, "annotations": dict(pins)}}
+        memory = replace(memory, after=now + timedelta(seconds=0.5), taken_since=None)
+        return Decision(actions=(PatchPod(pod, patch, "retarget"),), wake=memory.after, memory=memory)
     found = _still_free(placement, pod, world)
     if not found.ok:
         since = memory.taken_since or now
         memory = replace(memory, taken_since=since)
         if not found.temporary or (found.reason in _TAKEN and now >= since + tuning.stolen):
+            other = retarget(placement, pod, world, memory, found)
+            if other is not None:
+                return other
             reason = Reason.PLACE_STOLEN if found.reason in _TAKEN else found.reason or Reason.PLACE_STOLEN
             return _recycle(placement, pod, world, memory, reason, f"{pod.key} lost its place: {found.detail}", now)
         return Decision(wake=min(since + tuning.stolen, limit) if found.reason in _TAKEN else limit, memory=memory)

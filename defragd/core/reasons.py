@@ -95,6 +95,7 @@ class Reason(StrEnum):
     REPLACEMENT_MISSING = "ReplacementMissing"
     WRONG_NODE = "WrongNode"
     WRONG_DEVICE = "WrongDevice"
+    RETARGETED = "Retargeted"
     PLACE_STOLEN = "PlaceStolen"
     ALLOCATE_FAILED = "AllocateFailed"
     POD_CRASHED = "PodCrashed"

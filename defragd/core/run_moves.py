@@ -102,9 +102,17 @@ def selector_for(pod: Pod) -> Selector:
 
 
 def placement_for(
-    run: Run, move: Move, pod: Pod, rules: Rules, *, group_size: int = 1, start_limit: timedelta | None = None
+    run: Run,
+    move: Move,
+    pod: Pod,
+    rules: Rules,
+    *,
+    group_size: int = 1,
+    start_limit: timedelta | None = None,
+    alternatives: tuple[str, ...] = (),
 ) -> Placement:
-    """What to create to carry ``move`` out. ``start_limit``: the owner's own limit for its pods to become Ready."""
+    """What to create to carry ``move`` out. ``start_limit``: the owner's own limit for its pods to become Ready;
+    ``alternatives``: devices that will do as well if the place is lost on the way."""
     name = placement_name(run.name, move.id)
     timeouts = rules.execution.timeouts
     if start_limit is not None:
@@ -123,6 +131,7 @@ def placement_for(
             timeouts=timeouts,
             settle=rules.execution.settle,
             handover=rules.execution.handover,
+            alternatives=alternatives,
             group=placement_name(run.name, move.group) if move.group else "",
             group_size=group_size,
         ),

@@ -15,6 +15,7 @@ from defragd.core.budget import Books, Claim, Floor
 from defragd.core.model import EMPTY
 from defragd.core.pdb import YES, Ledger, Permit
 from defragd.core.placement import Placement, Step
+from defragd.core.placement_retarget import alternatives
 from defragd.core.plan import Move
 from defragd.core.reasons import Reason
 from defragd.core.rules import Rules
@@ -260,7 +261,10 @@ class Starter:
     def _create(self, move: Move, check: Check, size: int) -> Placement:
         assert check.pod is not None
         limit = start_limit(self.snapshot, check.pod, self.now)
-        placement = placement_for(self.run, move, check.pod, self.rules, group_size=size, start_limit=limit)
+        others = () if move.group else alternatives(self.snapshot, move, self.plan.values())
+        placement = placement_for(
+            self.run, move, check.pod, self.rules, group_size=size, start_limit=limit, alternatives=others
+        )
         self.states[move.id] = replace(
             self.states[move.id],
             state=MoveState.IN_FLIGHT,

@@ -122,6 +122,7 @@ def _spec(spec: PlacementSpecWire) -> PlacementSpec:
         ttl=parse_span(spec.ttl, _DEFAULT.ttl),
         suspend=bool(spec.suspend),
         handover=spec.handover or _DEFAULT.handover,
+        alternatives=tuple(spec.alternatives or ()),
         group=spec.group or "",
         group_size=spec.group_size or 1,
     )
@@ -198,6 +199,8 @@ def spec_to_object(spec: PlacementSpec) -> dict[str, Any]:
         out["suspend"] = True
     if spec.handover != _DEFAULT.handover:
         out["handover"] = spec.handover
+    if spec.alternatives:
+        out["alternatives"] = list(spec.alternatives)
     if spec.group:
         out["group"] = spec.group
         out["groupSize"] = spec.group_size

@@ -28,6 +28,7 @@ class PlacementSpecWire(Wire):
     settle: str | None = None
     ttl: str | None = None
     handover: str | None = None
+    alternatives: list[str] | None = None
     group: str | None = None
     group_size: int | None = None
 

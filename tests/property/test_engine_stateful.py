@@ -116,7 +116,7 @@ class Engine(RuleBasedStateMachine):
         app, handover = pod.labels["app"], "SurgeFirst" if surge else "EvictFirst"
         self.world.place(
             name, node=where, devices=[f"gpu-{index}"], evict=pod.name, app=app, timeouts=LIMITS, settle=settle,
-            handover=handover,
+            handover=handover, alternatives=("gpu-0", "gpu-1") if pick % 2 else (),
         )  # fmt: skip
 
     @rule(where=st.sampled_from(NODES), index=st.integers(0, 1), pods=st.integers(0, 3))

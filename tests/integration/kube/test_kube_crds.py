@@ -134,6 +134,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "groupSize": {"groupSize": 3},
     "group away": {"group": None, "groupSize": None},
     "handover": {"handover": "SurgeFirst"},
+    "alternatives": {"alternatives": ["gpu-3"]},
 }
 
 

@@ -100,6 +100,7 @@ specs = st.builds(
     ttl=spans,
     suspend=st.booleans(),
     handover=st.sampled_from(["EvictFirst", "SurgeFirst"]),
+    alternatives=st.sampled_from([(), ("gpu-2", "GPU-abc")]),
 )
 moments = st.one_of(st.none(), times)
 statuses = st.builds(
