@@ -107,6 +107,7 @@ def sim_ports(access: SimAccess) -> Ports:
         placements=access.placements,
         runs=access.runs,
         pods=access,
+        workloads=access,
         events=access,
         leadership=access.leadership,
         heartbeats=access.heartbeats,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from defragd.core.model import Pod
+from defragd.core.model import Pod, Workload
 from defragd.core.pdb import asks_budget
 from defragd.core.placement import Placement, PlacementStatus
 from defragd.core.run import Run
@@ -191,6 +191,10 @@ class SimAccess:
             return Written(Outcome.OK, revision=stored.revision)
 
         return self.write("patch_pod", act, fenced=False)
+
+    def scale(self, workload: Workload, replicas: int, *, manager: str) -> Written:
+        """ports.WorkloadWriter."""
+        return self.write("scale", lambda: self.cluster.counts.scale(workload, replicas, manager))
 
     # -- EventSink ----------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from defragd.core.vendor import Vendor
 from defragd.hami.vendors import VENDORS
 from defragd.ports import Beat
 from defragd.sim.clock import LiveClock, SimClock
+from defragd.sim.counts import Counts, goes_first
 from defragd.sim.faults import Faults
 from defragd.sim.patches import admission_request, admitted, as_template
 from defragd.sim.scheduler import Scheduler
@@ -88,6 +89,7 @@ class SimCluster:
         self._evicted: set[str] = set()
         self._budgets_due = False
         self._snapshot: Snapshot | None = None
+        self.counts = Counts(self)
         self.scheduler = Scheduler(self)
         self._adopt(start)
 
@@ -126,7 +128,8 @@ class SimCluster:
                     nodes=dict(self.nodes),
                     pods=dict(self.pods),
                     budgets=tuple(self.budgets.values()),
-                    workloads={uid: self._counted(owned) for uid, owned in self.owners.items()} | self._tops,
+                    workloads={uid: self._counted(owned) for uid, owned in self.owners.items()}
+                    | self.counts.tops(self._tops),
                     quotas=self.start.quotas,
                     holds=open_holds(self.placements.values()),
                     namespace_annotations=self.start.namespace_annotations,
@@ -204,10 +207,12 @@ class SimCluster:
                 if f"{owned.workload.namespace}/{owned.workload.name}-{ordinal}" not in self.pods:
                     self._create(owned, f"{owned.workload.name}-{ordinal}")
             return
-        active = sum(1 for pod in pods if pod.live and not pod.deleting)
-        for _ in range(owned.replicas - active):
+        active = [pod for pod in pods if pod.live and not pod.deleting]
+        for _ in range(owned.replicas - len(active)):
             owned.serial += 1
             self._create(owned, f"{owned.workload.name}-r{owned.serial:04d}")
+        for pod in goes_first(active)[: max(0, len(active) - owned.replicas)]:
+            self._terminate(pod)
 
     def _create(self, owned: Owned, name: str) -> None:
         self._serial += 1
@@ -243,11 +248,14 @@ class SimCluster:
         for budget in budgets_of(self.snapshot(), pod):
             if pod.ready:
                 self.budgets[budget.key] = replace(budget, allowed=max(0, budget.allowed - 1))
+        self._terminate(pod)
+        self._watch_budgets(pod)
+
+    def _terminate(self, pod: Pod) -> None:
         name = pod.owner.name if pod.owner else ""
         takes = self.faults.terminate_of.get(name, self.faults.terminate) if pod.node else 0.0
         deadline = self.clock.now() + timedelta(seconds=pod.grace_seconds)
         gone = self.set_pod(replace(pod, deleting=True, ready=False, deletion_deadline=deadline))
-        self._watch_budgets(pod)
         self.at(takes, lambda: self.remove_pod(gone.key, gone.uid))
         if pod.owner is not None:
             uid = pod.owner.uid

@@ -81,8 +81,8 @@ class Replica:
         self.beats = HeartbeatLoop(
             heartbeats=access.heartbeats, placements=access.placements, reader=access, clock=access.clock
         )
-        self.placements = PlacementController(**leading, events=access, heartbeats=access.heartbeats)
-        self.janitor = Janitor(**leading)
+        self.placements = PlacementController(**leading, events=access, heartbeats=access.heartbeats, workloads=access)
+        self.janitor = Janitor(**leading, workloads=access)
         self.runs = RunController(
             reader=access,
             placements=access.placements,

@@ -61,7 +61,7 @@ def test_the_old_pod_goes_when_its_successor_is_ready(cluster: Cluster) -> None:
 
         kills = [(w, k) for w in SCALES for k in ("before", "after")]
         for number, (write, when) in enumerate(kills if FACTOR > 1 else [("down", "after")]):
-            pod = cluster.pod(status["podName"])
+            pod = cluster.wait_ready(2)[0]
             target = "n1" if pod["spec"]["nodeName"] == "n0" else "n0"
             method, path, skip = SCALES[write]
             proxy.heal()
@@ -78,10 +78,8 @@ def test_the_old_pod_goes_when_its_successor_is_ready(cluster: Cluster) -> None:
             (ending,) = ended(cluster, f"killed-{number}", seconds=60)
             print(write, when, ending["phase"], ending["reason"], round(time.monotonic() - begin, 1))
             settled(cluster, 2)
-            if ending["phase"] == "Completed":
-                status = ending
-            else:  # while no replica ran, the second pod passed no webhook
-                assert (ending["reason"], write) == ("Unpinned", "up"), ending
+            if ending["phase"] != "Completed":  # while no replica ran, the second pod passed no webhook
+                assert (ending["reason"], write, when) == ("Unpinned", "up", "after"), ending
         assert not sampler.overdrawn, sampler.overdrawn
         evictions = [r for r in daemon.plane.audit.requests(daemon.user.name, since) if r.subresource == "eviction"]
         assert not evictions

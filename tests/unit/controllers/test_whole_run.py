@@ -62,6 +62,38 @@ def test_a_run_puts_every_pod_where_the_plan_says() -> None:
     assert_clean(world)
 
 
+def test_make_before_break_over_a_whole_run() -> None:
+    """Under budgets that allow no eviction: nobody is ever out, and counts are as before."""
+    apps = [
+        App("web", [("n1", 0), ("n2", 0), ("n3", 0)], memory_mib=6 * GIB, min_available=3),
+        App("api", [("n1", 1), ("n2", 1)], memory_mib=6 * GIB, min_available=2),
+    ]
+    start = build([node("n1", 3), node("n2", 3), node("n3", 3)], apps)
+    # the plan is one for a time with other budgets
+    loose = replace(start, budgets=())
+    world = World(loose, rules=replace(FAST, execution=replace(FAST.execution, handover="SurgeFirst")))
+    run = world.replica.planning.plan_policy(world.job())
+    world.cluster.budgets = {b.key: b for b in start.budgets}
+    least = {app.name: len(app.at) for app in apps}
+
+    def ready(name: str) -> int:
+        pods = world.cluster.pods.values()
+        return sum(1 for p in pods if p.labels.get("app") == name and p.ready and not p.deleting)
+
+    def look() -> bool:
+        assert all(ready(name) >= count for name, count in least.items())
+        return world.ended(run.name)()
+
+    world.until(look, 900.0)
+    world.settle()
+    record = world.run_record(run.name)
+    assert {m.state for m in record.moves} == {MoveState.DONE}, [m.message for m in record.moves]
+    assert world.cluster.evictions == []
+    assert {o.workload.name: o.replicas for o in world.cluster.owners.values()} == {"web-5d4f9c": 3, "api-5d4f9c": 2}
+    assert sorted(ready(name) for name in least) == [2, 3]
+    assert_clean(world)
+
+
 def test_writes_per_move_stay_within_the_promise() -> None:
     """Creation, status, eviction and pin of a placement plus its share of the run's record: at most 8."""
     world = World(demo())
