@@ -13,7 +13,7 @@ from defragd.core.model import Device, Pod
 from defragd.core.placement import Placement
 from defragd.core.placement_answers import shown
 from defragd.core.placement_holds import tag
-from defragd.core.placement_world import Decision, Memory, World
+from defragd.core.placement_world import Decision, Emit, Memory, World
 from defragd.core.plan import Move
 from defragd.core.reasons import Reason
 from defragd.core.snapshot import Snapshot
@@ -56,7 +56,10 @@ def retarget(placement: Placement, pod: Pod, world: World, memory: Memory, lost:
         devices=uuids,
         hold=found.allocations,
     )
-    return Decision(status, memory=Memory(gone_at=memory.gone_at, evicted=memory.evicted, scaled_at=memory.scaled_at))
+    event = Emit(str(Reason.RETARGETED), message, warning=True)
+    return Decision(
+        status, (event,), memory=Memory(gone_at=memory.gone_at, evicted=memory.evicted, scaled_at=memory.scaled_at)
+    )
 
 
 def _another(placement: Placement, pod: Pod, world: World) -> Validation | None:

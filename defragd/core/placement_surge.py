@@ -18,7 +18,7 @@ from defragd.core.model import Pod
 from defragd.core.placement import COST_BEFORE, MANAGER, SURGE_MANAGER, Phase, Placement
 from defragd.core.placement_answers import fail, span, wait
 from defragd.core.placement_claims import deployment_of
-from defragd.core.placement_world import Decision, Memory, PatchPod, Scale, World
+from defragd.core.placement_world import Decision, Emit, Memory, PatchPod, Scale, World
 from defragd.core.reasons import Reason
 from defragd.core.snapshot import Snapshot
 from defragd.core.validate import Validation
@@ -166,7 +166,10 @@ def _lower_count(
     if old is not None and not old.deleting and COST_BEFORE not in old.annotations and not memory.marked:
         return Decision(actions=(PatchPod(old, cost_patch(old), "cost"),), memory=memory)
     down = Scale(above, max(0, (above.replicas or 1) - 1), MANAGER)
-    return Decision(actions=(down,), memory=memory)
+    if old is None or old.deleting:
+        return Decision(actions=(down,), memory=memory)
+    told = f"goes for {pod.name} on {placement.spec.node_name} (placement {placement.name})"
+    return Decision(actions=(down, Emit(str(Reason.EVICTING), told, pod=old)), memory=memory)
 
 
 def cost_patch(pod: Pod) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def test_chaos_sample() -> None:
 
 
 def test_chaos_sample_without_gates() -> None:
-    found = outcomes([chaos(seed, kind=PinEngine) for seed in range(10)])
+    found = outcomes([chaos(seed, kind=PinEngine) for seed in range(8)])
     assert found["Completed"] > 5, found
 
 
@@ -88,6 +88,6 @@ def test_chaos_500() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_chaos_without_gates() -> None:
-    found = outcomes([chaos(seed, kind=PinEngine) for seed in range(5000, 5000 + examples(150))])
+    found = outcomes([chaos(seed, kind=PinEngine) for seed in range(5000, 5000 + examples(60))])
     for reason in ("Completed", "Unpinned", "PodDeleted", "HoldTimeout"):
         assert found[reason], (reason, found)

@@ -347,4 +347,4 @@ TestEngineLong = pytest.mark.slow(_Long.TestCase)
 TestEngineLong.settings = settings(max_examples=examples(300), stateful_step_count=50, **common)  # type: ignore[arg-type]
 
 TestPinEngineLong = pytest.mark.slow(_PinLong.TestCase)
-TestPinEngineLong.settings = settings(max_examples=examples(150), stateful_step_count=50, **common)  # type: ignore[arg-type]
+TestPinEngineLong.settings = settings(max_examples=examples(60), stateful_step_count=50, **common)  # type: ignore[arg-type]

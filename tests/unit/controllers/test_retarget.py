@@ -56,6 +56,7 @@ def test_a_stolen_place_is_exchanged_for_one_that_the_plan_allows(world: EngineW
     (pod,) = world.of(world.owners["owner-a"])
     assert (pod.node, pod.devices, status.devices) == ("n2", ("GPU-n2-0",), ("GPU-n2-0",))
     assert len(world.evictions) == 1
+    assert "Retargeted" in [n.reason for n in replica.access.notes]
     assert not world.breaches.found
 
 

@@ -61,6 +61,7 @@ def test_the_old_pod_goes_when_the_new_one_is_ready(world: EngineWorld, replicas
     (new,) = [p for p in pods if p.uid == status.pod_uid]
     assert (new.node, new.devices) == ("n2", ("GPU-n2-1",))
     assert world.evictions == []
+    assert [n.reason for n in replica.access.notes] == ["Evicting", "Completed"]
     assert [(before, after) for _, before, after, _ in world.scalings] == [
         (replicas, replicas + 1),
         (replicas + 1, replicas),
