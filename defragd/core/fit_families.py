@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import ceil
 
 from defragd.core import fit_checks as checks
-from defragd.core.fit_state import Pick, Spot, Task
+from defragd.core.fit_state import REPORTED_QUALITY, Pick, Spot, Task
 from defragd.core.fit_wings import even_wings, whole_wings
 from defragd.core.model import Device
 
@@ -233,8 +233,10 @@ def _class_fits(spot: Spot, asked: str) -> bool:
 def zones(task: Task, eligible: list[Spot]) -> Answer:
     """Devices that keep to one quality of service and one class of pods; whole ones are chosen by link zone.
 
-    With more passing devices than asked, online pods and whole devices are not predicted.
+    With more passing devices than asked, online pods and whole devices are not predicted; neither is anything that
+    would join a device whose quality of service is not settled.
     """
+    unsettled: list[Spot] = []
     facts, ask = task.facts, task.request
     asked = task.pod.annotations.get(facts.class_key, "")
     quality = task.pod.annotations.get(facts.quality_key, "")
@@ -245,9 +247,12 @@ def zones(task: Task, eligible: list[Spot]) -> Answer:
             return UNHEALTHY
         if not _class_fits(spot, asked):
             return CLASS
-        own = device.custom.get("QosPolicy") or ""
-        if asked != ONLINE and spot.used > 0 and ask.cores != 100 and own and own != quality:
-            return QUALITY
+        own = device.custom.get(REPORTED_QUALITY) or ""
+        if asked != ONLINE and spot.used > 0 and ask.cores != 100:
+            if spot.unsettled:
+                unsettled.append(spot)
+            elif own and own != quality:
+                return QUALITY
         refusal = _first_checks(task, spot)
         if refusal:
             return refusal
@@ -259,6 +264,8 @@ def zones(task: Task, eligible: list[Spot]) -> Answer:
     picks, reasons = _walk(
         replace(task, collect=True), eligible, refuse, lambda spot: Pick(spot, ask.memory_on(spot.device), cores)
     )
+    if unsettled:
+        return unpredictable()
     if len(picks) < ask.count:
         if picks:
             reasons[checks.TOO_FEW] = len(picks)

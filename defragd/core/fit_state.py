@@ -15,6 +15,8 @@ from defragd.core.vendor import Vendor
 f32 = np.float32
 TEN = f32(10)
 CHAIN_KEYS = ("binpack", "spread", "numa")
+REPORTED_QUALITY = "QosPolicy"
+"""Key of a device's own data in the register: the quality of service that its plugin has set."""
 
 
 @dataclass(slots=True)
@@ -31,6 +33,8 @@ class Spot:
     """(start, size) of MIG instances on the device."""
     classes: tuple[int, int] = (0, 0)
     """Numbers of online and offline pods on it, for backends with classes of pods."""
+    unsettled: bool = False
+    """Its quality of service is about to change to that of a pod on it, or was: HAMi remembers which, nobody else."""
 
     @property
     def wishes(self) -> frozenset[str]:
@@ -47,6 +51,7 @@ class Spot:
             self.score,
             list(self.taken),
             self.classes,
+            self.unsettled,
         )
 
     def add(self, memory_mib: int, cores: int, slots: int = 1) -> None:
@@ -124,7 +129,24 @@ def spots_of(
     keys = {vendors[d.vendor].class_key for d in node.devices if d.vendor in vendors} - {""}
     for key in keys:
         _count_classes(snapshot, node, by_uuid, without, key)
+    if any(vendors[d.vendor].quality_key for d in node.devices if d.vendor in vendors):
+        _mark_unsettled(snapshot, node, by_uuid, vendors, without)
     return spots
+
+
+def _mark_unsettled(
+    snapshot: Snapshot, node: Node, by_uuid: Mapping[str, Spot], vendors: Mapping[str, Vendor], without: frozenset[str]
+) -> None:
+    """Devices whose reported quality of service is not that of a pod on them: until the plugin reports the pod's, HAMi
+    goes by its own memory, which a restart empties."""
+    for pod in snapshot.booked_on.get(node.name, ()):
+        for entry in pod.allocations if pod.key not in without else ():
+            spot, facts = by_uuid.get(entry.uuid), vendors.get(entry.vendor)
+            own = spot.device.custom.get(REPORTED_QUALITY) if spot is not None else None
+            if spot is None or facts is None or own is None or pod.annotations.get(facts.class_key) == "online":
+                continue
+            expected = "" if entry.cores == 100 else pod.annotations.get(facts.quality_key, "")
+            spot.unsettled = spot.unsettled or expected != own
 
 
 def _count_classes(

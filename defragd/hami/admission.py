@@ -271,7 +271,8 @@ def _needs(container: Mapping[str, Any], init: bool) -> ContainerNeeds:
 
 
 def _within_quota(pod: Mapping[str, Any], config: HamiConfig, snapshot: Snapshot) -> bool:
-    """HAMi's pre-check: the request as written (a percentage counts no memory) on top of what the books hold."""
+    """HAMi's pre-check: the request with the configured defaults (a percentage counts no memory, and no factor is on a
+    default) on top of what the books hold."""
     namespace = pod["metadata"].get("namespace", "default")
     limits: dict[str, tuple[int | None, int | None]] = {}
     for quota in snapshot.quotas:

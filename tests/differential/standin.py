@@ -28,9 +28,6 @@ class StandIn:
             "gpuSchedulerPolicy": random.choice(("binpack", "spread", "mutex,binpack", "topology-aware")),
             "nodeSchedulerPolicy": random.choice(("binpack", "spread")), "nvidia": nvidia,
         }  # fmt: skip
-        if "defaultMemory" in nvidia:
-            # how configured defaults enter the webhook's own quota check is not recorded anywhere
-            record["quotas"] = []
         return record
 
     def answer(self, record: Raw) -> Raw:

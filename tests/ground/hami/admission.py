@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.ground.hami.decide import World
-from tests.ground.hami.request import amount, integer
+from tests.ground.hami.request import integer, resolve
 
 
 class Denied(Exception):
@@ -38,7 +38,7 @@ def admit(world: World, pod: Mapping[str, Any], namespace: str, *, scheduler: st
         raise Denied("pod has node assigned")
     if world.nvidia.get("runtimeClassName") and not spec.get("runtimeClassName"):
         spec["runtimeClassName"] = world.nvidia["runtimeClassName"]
-    memory, cores = _unresolved(changed, world.nvidia)
+    memory, cores = _asked(changed, world.nvidia)
     # A pod that asks neither memory nor cores in figures is not held against the quota here.
     asked = bool(memory or cores)
     if asked and not world.quotas.allows(namespace, list(world.bookings.values()), memory, cores):
@@ -72,14 +72,13 @@ def _mutate(container: dict[str, Any], nvidia: Mapping[str, Any]) -> bool:
     return True
 
 
-def _unresolved(pod: Mapping[str, Any], nvidia: Mapping[str, Any]) -> tuple[int, int]:
-    """(MiB, cores) as written: a percentage counts as no memory; init containers one by one, app ones together."""
+def _asked(pod: Mapping[str, Any], nvidia: Mapping[str, Any]) -> tuple[int, int]:
+    """(MiB, cores) as resolved with the configured defaults: a percentage counts as no memory; init containers one by
+    one, app ones together."""
 
     def of(container: Mapping[str, Any]) -> tuple[int, int]:
-        number = integer(amount(container, nvidia["resourceCountName"]) or 0) or 0
-        memory = (integer(amount(container, nvidia["resourceMemoryName"]) or 0) or 0) * int(nvidia["memoryFactor"])
-        cores = integer(amount(container, nvidia["resourceCoreName"]) or 0) or 0
-        return number * memory, number * cores
+        ask = resolve(container, nvidia)
+        return (ask.count * ask.memory, ask.count * ask.cores) if ask else (0, 0)
 
     inits = [of(c) for c in pod["spec"].get("initContainers") or []]
     apps = [of(c) for c in pod["spec"]["containers"]]

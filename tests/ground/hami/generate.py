@@ -45,8 +45,7 @@ def world(random: Random) -> dict[str, Any]:
         (n["metadata"]["name"], e) for n in nodes for e in json.loads(n["metadata"]["annotations"][books.REGISTER])
     ]
     record["pods"] = [_existing(random, f"e{number}", cards) for number in range(random.randint(0, 2 * len(cards)))]
-    # How configured defaults enter the webhook's own quota check is not recorded anywhere: leave that out.
-    if random.random() < 0.25 and "defaultMemory" not in record["config"]["nvidia"]:
+    if random.random() < 0.25:
         hard = {"limits.nvidia.com/gpumem": str(random.choice((0, 8000, 40000)))}
         if random.random() < 0.5:
             hard["limits.nvidia.com/gpucores"] = str(random.choice((0, 60, 150)))

@@ -8,7 +8,7 @@ import pytest
 
 from defragd.core.model import Quota
 from defragd.hami.admission import HOOK, Denial, admit_pod
-from defragd.hami.config import HamiConfig
+from defragd.hami.config import HamiConfig, parse_device_config
 from defragd.hami.translate import assemble
 from tests.unit.hami.worlds import CONFIG
 
@@ -133,3 +133,22 @@ def test_quota_is_checked_with_what_is_asked_in_numbers_only() -> None:
     assert not isinstance(admit(raw({"nvidia.com/gpumem": "1000"}), snapshot=tight), Denial)
     assert not isinstance(admit(raw({"nvidia.com/gpumem-percentage": "50"}), snapshot=tight), Denial)
     assert not isinstance(admit(raw({"cpu": "1"}), snapshot=tight), Denial)
+
+
+@pytest.mark.parametrize(
+    ("limit", "limits", "denied"),
+    [
+        ((3000, None), {"nvidia.com/gpu": "1"}, False),
+        ((2999, None), {"nvidia.com/gpu": "1"}, True),
+        ((2999, None), {"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "50"}, False),
+        ((5999, None), {"nvidia.com/gpu": "2"}, True),
+        ((None, 19), {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "10"}, True),
+        ((None, 20), {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "10"}, False),
+    ],
+)
+def test_configured_defaults_count_in_the_quota(limit, limits, denied) -> None:
+    """HAMi asks its backend for the request, defaults included; a default memory is not multiplied by the factor."""
+    config = parse_device_config({"nvidia": {"defaultMemory": 3000, "defaultCores": 20, "memoryFactor": 10}})
+    tight = replace(EMPTY, quotas=(Quota("t", "q", "NVIDIA", *limit),))
+    answer = admit(raw(limits), config, snapshot=tight)
+    assert isinstance(answer, Denial) is denied, answer

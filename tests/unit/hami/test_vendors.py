@@ -382,7 +382,8 @@ SGPU = {"metax-tech.com/sgpu": "1", "metax-tech.com/vmemory": "4", "metax-tech.c
 
 def test_quality_of_service_and_classes() -> None:
     here = zones(qosPolicy="fixed-share")
-    used = [running(f"a{i}", "hami.io/metax-sgpu-devices-allocated", f"M-{i},Metax-SGPU,4096,10:;") for i in range(2)]
+    key, quality = "hami.io/metax-sgpu-devices-allocated", {"metax-tech.com/sgpu-qos-policy": "fixed-share"}
+    used = [running(f"a{i}", key, f"M-{i},Metax-SGPU,4096,10:;", **quality) for i in range(2)]
     mixed = ask(here, SGPU, used, {"metax-tech.com/sgpu-qos-policy": "best-effort"})[0]
     assert mixed.text == "2/2 CardQosPolicyMismatch"
     assert ask(here, SGPU, used, {"metax-tech.com/sgpu-qos-policy": "fixed-share"})[0].ok
@@ -390,6 +391,31 @@ def test_quality_of_service_and_classes() -> None:
     whole = {**SGPU, "metax-tech.com/vcore": "100"}
     assert ask(here, whole)[0].text == "1/2 Unpredictable"
     assert ask(here, whole, devices=("M-1",))[0].ok
+
+
+@pytest.mark.parametrize(
+    ("reported", "holds", "cores", "asks", "text"),
+    [
+        ("fixed-share", "best-effort", 10, "best-effort", "Unpredictable"),
+        ("fixed-share", "best-effort", 10, "fixed-share", "Unpredictable"),
+        ("", "best-effort", 10, "fixed-share", "Unpredictable"),
+        ("fixed-share", "fixed-share", 100, "fixed-share", "Unpredictable"),
+        ("best-effort", "best-effort", 10, "best-effort", ""),
+        ("", "fixed-share", 100, "best-effort", "CardInsufficientCore"),
+        ("best-effort", "best-effort", 10, "fixed-share", "CardQosPolicyMismatch"),
+    ],
+)
+def test_a_quality_of_service_that_is_about_to_change(reported, holds, cores, asks, text) -> None:
+    """HAMi goes by what it remembers of its last decision until the plugin reports that; nobody else knows it."""
+    qos = "metax-tech.com/sgpu-qos-policy"
+    here = zones(qosPolicy=reported)
+    used = [
+        running(f"a{i}", "hami.io/metax-sgpu-devices-allocated", f"M-{i},Metax-SGPU,4096,{cores}:;", **{qos: holds})
+        for i in range(2)
+    ]
+    fit = ask(here, SGPU, used, {qos: asks})[0]
+    assert (text in fit.text) if text else fit.ok
+    assert fit.ok is not bool(text)
 
 
 def test_node_ratings_dominate_the_choice() -> None:
