@@ -287,18 +287,18 @@ On the safe side:
 | a volume of one node at a time that a pod on another node uses | kube-scheduler lets it start and the attach waits |
 | resource claims (DRA), volumes whose place is unknown | where they fit cannot be told from what is read |
 | a node that is not Ready | its taint may be a moment late |
-| a sliced MetaX device whose reported quality of service is not that of a pod on it | until its plugin reports the change HAMi goes by its own memory, which nobody else sees |
+| sliced MetaX devices that do not report the quality of service of a pod on them | HAMi goes by its own memory till then |
 
-Not on the safe side is what only HAMi's own memory shows, so that it refuses where we see room. Such a move waits at its
-target and is then given up, with the reason; it is not repeated at once:
+Not on the safe side is what only HAMi's own memory shows, so that it refuses where we see room. Such a move waits at
+its target and is then given up, with the reason; it is not repeated at once:
 
 | They refuse, we accept | Until |
 |---|---|
-| a device that HAMi still books for a pod it has missed the end of | HAMi restarts; with `hami.metrics` the device is left alone before (troubleshooting.md) |
-| a sliced MetaX device for the quality of service of a pod that came and went before the plugin reported it | the plugin reports it |
+| a device that HAMi still books for a pod whose end it missed | HAMi restarts; `hami.metrics` shows it before |
+| a sliced MetaX device, for the quality of service of a pod that came and went | its plugin reports that one |
 
-Neither side: with more than 12 devices on a node HAMi's sort leaves the order of equal devices open: which of them an unpinned pod
-gets is then not forecast.
+Neither side: with more than 12 devices on a node HAMi's sort leaves the order of equal devices open: which of them an
+unpinned pod gets is then not forecast.
 """
 
 
