@@ -287,7 +287,7 @@ On the safe side:
 | a volume of one node at a time that a pod on another node uses | kube-scheduler lets it start and the attach waits |
 | resource claims (DRA), volumes whose place is unknown | where they fit cannot be told from what is read |
 | a node that is not Ready | its taint may be a moment late |
-| sliced MetaX devices that do not report the quality of service of a pod on them | HAMi goes by its own memory till then |
+| sliced MetaX devices that do not report the quality of service of a pod on them | HAMi goes by its memory till then |
 
 Not on the safe side is what only HAMi's own memory shows, so that it refuses where we see room. Such a move waits at
 its target and is then given up, with the reason; it is not repeated at once:
