@@ -9,15 +9,18 @@ import numpy as np
 from defragd.core.desk import Desk
 from defragd.core.plan import Refusal
 from defragd.core.reasons import Reason
+from defragd.core.search_anneal import Anneal
 from defragd.core.search_greedy import LEAST, Greedy
 from defragd.core.search_lns import Lns
 from defragd.core.search_macro import DeviceFreer, empty_nodes
 from defragd.core.strategy import Proposal, Scene
 from defragd.core.tables import Spot, World
 
-SMALL_STEPS = 40_000
-STEPS_PER_POD = 250
-LEAST_STEPS = 2_500
+SMALL_STEPS = 150_000
+STEPS_PER_POD = 750
+LEAST_STEPS = 3_000
+MOST_ONE_BY_ONE, ONE_BY_ONE = 10_000, 0.05
+"""Steps taken one by one at most, and their least share, where some pods cannot be moved in batches."""
 SMALL_WORLD = 600
 """Devices."""
 LARGE_STEPS = 0
@@ -69,19 +72,11 @@ def _search(desk: Desk, greedy: Greedy, steps: int) -> str:
         keys = {desk.shapes.pods[p].key: scene.place(spot) for p, spot in sorted(moves.items())}
         return scene.orderable(keys) if _within_caps(desk, moves) else None
 
-    lns = Lns(
-        world,
-        seed=scene.seed,
-        limit=limit,
-        cost=desk.cost,
-        may_move=lambda pod, spot: spot in verified[pod] or _verify(pod, spot),
-        orderable=orderable,
-        should_stop=scene.should_stop,
-        steps=steps,
-    )
     verified: dict[int, set[Spot]] = defaultdict(set)
 
-    def _verify(pod: int, spot: Spot) -> bool:
+    def may_move(pod: int, spot: Spot) -> bool:
+        if spot in verified[pod]:
+            return True
         if desk.shapes.shapes[int(desk.shapes.shape[pod])].plain:
             if scene.barred and (desk.shapes.pods[pod].key, names[spot.node]) in scene.barred:
                 return False
@@ -89,12 +84,39 @@ def _search(desk: Desk, greedy: Greedy, steps: int) -> str:
             return True
         return desk.verify(pod, spot)
 
-    why = lns.run()
+    anneal = Anneal(
+        world,
+        seed=scene.seed,
+        limit=limit,
+        cost=desk.cost,
+        may_move=may_move,
+        orderable=orderable,
+        should_stop=scene.should_stop,
+        steps=steps,
+        barred=_barred(desk),
+    )
+    why, best = anneal.run(), anneal.best
+    left = len(world.home) - len(anneal.batch.pods)
+    if why != "time" and left:
+        # pods of several devices, and what the batches cannot tell: one step at a time
+        share = max(left / len(world.home), ONE_BY_ONE)
+        lns = Lns(
+            world,
+            seed=scene.seed,
+            limit=limit,
+            cost=desk.cost,
+            may_move=may_move,
+            orderable=orderable,
+            should_stop=scene.should_stop,
+            steps=max(1, int(share * min(steps, MOST_ONE_BY_ONE))),
+        )
+        last, best = lns.run(), lns.best
+        why = last if last == "time" else why
     for pod in list(desk.claims):
         desk.plan(pod, None)
-    for pod, spot in lns.best.items():
+    for pod, spot in best.items():
         desk.plan(pod, spot)
-    greedy.moved = dict.fromkeys(sorted(lns.best))
+    greedy.moved = dict.fromkeys(sorted(best))
     greedy.gains.slope = world.aim.slope(world.total)
     greedy.gains.refresh(np.arange(len(names)))
     if why != "time":
@@ -103,6 +125,16 @@ def _search(desk: Desk, greedy: Greedy, steps: int) -> str:
     if why == "complete" or (why == "steps" and scene.max_steps is None):
         return "budget" if limit is not None and len(greedy.moved) >= limit else "complete"
     return why
+
+
+def _barred(desk: Desk) -> dict[int, frozenset[int]]:
+    """Pairs of pod and node that an earlier round found impossible."""
+    nodes = desk.world.fleet.node_index
+    found: dict[int, set[int]] = defaultdict(set)
+    for key, name in desk.scene.barred:
+        if key in desk.number:
+            found[desk.number[key]].add(nodes[name])
+    return {pod: frozenset(where) for pod, where in found.items()}
 
 
 def _trim(desk: Desk, greedy: Greedy) -> None:
