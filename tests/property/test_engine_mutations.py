@@ -13,15 +13,31 @@ from typing import Any
 
 import pytest
 
-from defragd.controllers import gates, janitor, placements, sending
-from defragd.core import gating, placement_arrival, placement_evicting, placement_landing, placement_world, progress
+from defragd.controllers import claims, gates, janitor, placements, sending
+from defragd.core import (
+    gating,
+    placement_arrival,
+    placement_claims,
+    placement_evicting,
+    placement_landing,
+    placement_surge,
+    placement_world,
+    progress,
+)
 from defragd.core.placement_world import World
 from defragd.ports import Outcome
 from tests.property.test_engine_chaos import chaos
 from tests.support.engine_world import EngineWorld, node
-from tests.unit.controllers import test_placement_engine, test_placement_safety
+from tests.unit.controllers import (
+    test_pin_at_admission,
+    test_placement_engine,
+    test_placement_safety,
+    test_retarget,
+    test_surge,
+)
 
 SEEDS = 10 * int(os.environ.get("DEFRAGD_SLOW_FACTOR", "1"))
+MODES = ("gate", "pin")
 Break = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -37,6 +53,20 @@ def _cases() -> Iterator[Callable[[], object]]:
                         yield lambda case=case, nth=nth, when=when: case(nth, when)
             elif not parameters:
                 yield case
+    for module, modes in ((test_pin_at_admission, ("pin",)), (test_surge, MODES), (test_retarget, MODES)):
+        for name, case in vars(module).items():
+            if not name.startswith("test_"):
+                continue
+            parameters = case.__code__.co_varnames[: case.__code__.co_argcount]
+            more = {"replicas": 3} if parameters == ("world", "replicas") else {}
+            for mode in modes if parameters == ("world", *more) else ():
+                yield lambda case=case, mode=mode, more=more: case(_world(mode), **more)
+
+
+def _world(mode: str) -> EngineWorld:
+    world = EngineWorld([node("n1"), node("n2", devices=3)])
+    world.admission = mode
+    return world
 
 
 def _set(owner: Any, name: str, value: Any) -> Break:
@@ -71,6 +101,10 @@ def _acts_on_unstored(patch: pytest.MonkeyPatch) -> None:
 def _uses(name: str, value: Any) -> Break:
     """A cached property of the world gives something else."""
     return lambda patch: patch.setattr(World, name, property(value), raising=True)
+
+
+def _uses_method(name: str, value: Any) -> Break:
+    return lambda patch: patch.setattr(World, name, value)
 
 
 def _any_owner(patch: pytest.MonkeyPatch) -> None:
@@ -163,6 +197,20 @@ def _no_suspend(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(placements, "step", careless)
 
 
+def _asks(change: Callable[[Any, Any], tuple[Any, Any]]) -> Break:
+    """The webhook judges another request, or other placements, than there are."""
+    ask = placement_claims.ask
+
+    def careless(request: Any, found: Any, *rest: Any, **more: Any) -> Any:
+        return ask(*change(request, found), *rest, **more)
+
+    return lambda patch: patch.setattr(claims, "ask", careless)
+
+
+def _forgets_claims(request: Any, found: Any) -> tuple[Any, Any]:
+    return request, [replace(p, status=replace(p.status, claim="")) for p in found]
+
+
 OK = placement_evicting.Validation(True)
 
 BREAKAGES: dict[str, Break] = {
@@ -196,6 +244,15 @@ BREAKAGES: dict[str, Break] = {
     "a lost place is not noticed after the pin": _set(placement_landing, "_still_free", lambda *_: OK),
     "old data is good enough": _no_age,
     "suspended placements go on": _no_suspend,
+    "a claim may be taken while its pod lives": _asks(_forgets_claims),
+    "dry runs claim": _asks(lambda request, found: ({**request, "dryRun": False}, found)),
+    "a pin is good whatever its claim": _set(placement_world, "holds_claim", lambda *_: True),
+    "the old pod of a surge costs as before": _set(placement_surge, "cost_patch", lambda pod: {"metadata": {}}),
+    "a surge does not wait for the other replicas": _set(World, "of_owner", lambda *_: []),
+    "surges are not taken back": _set(janitor, "left_behind", lambda *_: ([], [])),
+    "a count that others have set counts as ours": _uses_method("surging", lambda self, placement: True),
+    "a surge evicts too": _set(placement_world.Placement, "surges", property(lambda self: False)),
+    "a pod that was given other devices keeps its list": _set(placement_landing, "moved_on", lambda *_: False),
 }
 
 

@@ -228,23 +228,16 @@ def test_the_users_own_constraints_are_tightened_and_kept(world: EngineWorld) ->
     assert pod["metadata"]["annotations"]["scheduling.hami.placement.com/user-uuids"] == f"{USE}=GPU-n2-1,GPU-n2-0"
 
 
-def test_a_pod_of_a_claim_that_was_taken_over_is_recycled(world: EngineWorld) -> None:
+def test_a_pod_of_a_claim_that_was_taken_over_is_nobodys_and_recycled(world: EngineWorld) -> None:
+    """It was created late, when its claim had been given to another creation."""
     key, replica = moved(world)
-    world.termination = 300.0
+    world.scheduler_down, world.termination = True, 2.0
     drive(world, replica, seconds=5, until=evicted(world))
-    drive(world, replica, seconds=1)
-    (pod,) = pinned(world)
-    world.scheduler_down = True
-    stray = world.pods[pod.key]
-    stray["spec"].pop("nodeName", None)
-    for mark in ("hami.io/vgpu-node", "hami.io/vgpu-devices-allocated", "hami.io/bind-phase"):
-        stray["metadata"]["annotations"].pop(mark, None)
-    stray["status"] = {"phase": "Pending"}
-    stray["metadata"]["annotations"][CLAIM] = "old"
-    stray["metadata"]["name"] = "late"
-    stray["metadata"]["uid"] = "uid-late"
-    world.pods["default/late"] = world.pods.pop(pod.key)
+    drive(world, replica, seconds=0.5)
+    (late,) = pinned(world)
+    world.pods[late.key]["metadata"]["annotations"][CLAIM] = "old"
     world.touch()
+    drive(world, replica, seconds=30, until=ended(world, key))
+    assert (world.status(key).reason, world.status(key).pod_uid) == ("Unpinned", "")
     drive(world, replica, seconds=70, step=1.0)
-    assert ("default/late", "uid-late") in world.recycled
-    assert world.status(key).pod_uid != "uid-late"
+    assert (late.key, late.uid) in world.recycled

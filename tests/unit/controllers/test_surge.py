@@ -128,6 +128,22 @@ def test_a_new_pod_that_never_gets_ready_is_taken_back_and_the_old_one_stays(wor
     assert world.evictions == []
 
 
+def test_the_old_pod_stays_while_another_replica_is_not_ready(world: EngineWorld) -> None:
+    """Its controller would let that one go first, whatever the costs."""
+    key, replica = surge(world, 2)
+    drive(world, replica, seconds=5, until=lambda: world.status(key).step is Step.PINNED)
+    raw = world.pods["default/a-2"]
+    raw["status"]["conditions"] = [c for c in raw["status"]["conditions"] if c["type"] != "Ready"]
+    world.touch()
+    drive(world, replica, seconds=6)
+    assert len(world.scalings) == 1
+    assert {"default/a-1", "default/a-2"} < set(world.pods)
+    world._finish(raw, "ready")
+    drive(world, replica, seconds=10, until=ended(world, key))
+    assert world.status(key).phase is Phase.COMPLETED
+    assert "default/a-2" in world.pods
+
+
 def test_an_autoscaler_that_sets_the_count_keeps_it(world: EngineWorld) -> None:
     key, replica = surge(world)
     world.start = 5.0
