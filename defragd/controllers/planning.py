@@ -25,7 +25,7 @@ from defragd.core.plan_json import plan_to_json
 from defragd.core.reasons import Reason
 from defragd.core.rules import Rules
 from defragd.core.run import MoveState, Run, RunMove, RunPhase
-from defragd.core.run_moves import DAY, arrivals_lately, moves_lately
+from defragd.core.run_moves import DAY, arrivals_lately, moves_lately, places_lately
 from defragd.core.score import score
 from defragd.core.snapshot import Snapshot
 from defragd.core.vendor import Vendor
@@ -144,6 +144,8 @@ class Planning:
             failed = replace(draft, plan={"policy": job.name, "strategy": job.strategy, "moves": []})
             return self._record(failed, Permit(False, Reason.PLAN_FAILED, str(error)), phase=RunPhase.FAILED)
         reply = replace(reply, elapsed_seconds=self._clock.monotonic() - began)
+        # the run begins now: planning may have taken half a minute, and its time limit counts from here
+        draft = replace(draft, created=self._clock.now())
         self._hook(
             "plan.done",
             {
@@ -212,6 +214,7 @@ class Planning:
             rules=job.rules,
             now=now,
             history=history,
+            moved_places=places_lately(runs, now),
             last_moved=last,
             arrivals=arrivals_lately(runs),
             vendors=self._vendors,

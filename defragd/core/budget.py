@@ -12,7 +12,7 @@ rebuilt from placements and run records (`Entry`) before anything starts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -52,6 +52,13 @@ class Entry:
     landed: bool = False
 
 
+def count_places(claims: Iterable[Claim]) -> dict[tuple[str, str], int]:
+    """How many of the moves left each node, went to it, and were in each namespace."""
+    return Counter(
+        key for c in claims for key in (("source", c.source), ("target", c.target), ("namespace", c.namespace))
+    )
+
+
 class Books:
     """Counts of one policy's budgets. ``copy`` for what-if; `take`/`land`/`undo` change it."""
 
@@ -75,9 +82,16 @@ class Books:
         return books
 
     @classmethod
-    def for_plan(cls, budgets: Budgets, history: dict[str, int] | None = None) -> Books:
-        """Books of a plan yet to run; ``history`` is moves of the last 24 h per workload."""
+    def for_plan(
+        cls,
+        budgets: Budgets,
+        history: dict[str, int] | None = None,
+        places: Mapping[tuple[str, str], int] | None = None,
+    ) -> Books:
+        """Books of a plan yet to run; ``history`` is moves of the last 24 h per workload, ``places`` the same per
+        source node, target node and namespace (see `count_places`)."""
         books = cls(budgets)
+        books._day.update(places or {})
         for workload, count in (history or {}).items():
             books._day["workload", workload] += count
             books._day["total", ""] += count

@@ -86,6 +86,8 @@ class PlanRequest:
     max_steps: int | None = None
     history: Mapping[str, int] = field(default_factory=dict)
     """Moves of the last 24 h per workload (``Move.workload``: the key of the top owner)."""
+    moved_places: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Moves of the last 24 h per source node, target node and namespace (`budget.count_places`)."""
     last_moved: Mapping[str, datetime] = field(default_factory=dict)
     """End of the latest move per workload, for the cooldown."""
     arrivals: Mapping[str, datetime] = field(default_factory=dict)

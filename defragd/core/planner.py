@@ -120,6 +120,7 @@ def make_scene(request: PlanRequest, args: object, *, drain: bool, should_stop: 
         cost=cost,
         workload=workload,
         history=request.history,
+        moved_places=request.moved_places,
         vendors=request.vendors,
         scope_nodes=scope,
         verify=exact.refusal,

@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from defragd.core.budget import Claim, Entry
+from defragd.core.budget import Claim, Entry, count_places
 from defragd.core.model import Expression, Pod, Selector
 from defragd.core.placement import (
     GROUP,
@@ -244,6 +244,13 @@ def moves_lately(runs: Iterable[Run], now: datetime) -> tuple[dict[str, int], di
             if workload not in last or last[workload] < ended:
                 last[workload] = ended
     return count, last
+
+
+def places_lately(runs: Iterable[Run], now: datetime) -> dict[tuple[str, str], int]:
+    """Moves of the last 24 h per source node, target node and namespace; a refused one disturbed nobody."""
+    return count_places(
+        entry.claim for run in runs for entry in entries_of(run, {}, own=False) if now - entry.started < DAY
+    )
 
 
 def arrivals_lately(runs: Iterable[Run]) -> dict[str, datetime]:

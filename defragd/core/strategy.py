@@ -71,6 +71,8 @@ class Scene:
     """Nodes the policy's scope covers: sources and targets."""
     barred: frozenset[tuple[str, str]] = frozenset()
     """(pod, node) pairs that an earlier round found impossible."""
+    moved_places: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """See `PlanRequest.moved_places`."""
     verify: Callable[[Pod, Place, Mapping[str, Pod]], Refusal | None] = lambda pod, place, moved: None
     orderable: Callable[[Mapping[str, Place]], int | None] = lambda moves: 0
     """How many pods of these moves would have to be out together because they wait for each other; None = the moves
@@ -112,7 +114,7 @@ class Scene:
 
     def budget_books(self) -> Books:
         """Fresh counters of the caps of a whole run."""
-        return Books.for_plan(self.rules.budgets, dict(self.history))
+        return Books.for_plan(self.rules.budgets, dict(self.history), self.moved_places)
 
 
 @runtime_checkable

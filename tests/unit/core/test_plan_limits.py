@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from defragd.core.budget import Books, Claim
+from defragd.core.budget import Books, Claim, count_places
 from defragd.core.plan import PlanReply, PlanRequest
 from defragd.core.planner import plan
 from defragd.core.reasons import Reason
@@ -51,6 +51,18 @@ def test_rests_hold_at_plan_time(fields: dict, reason: Reason) -> None:
     held = solve(snapshot, rules=PACK, **fields)
     assert not held.moves
     assert why(held, "a") == why(held, "b") == reason
+
+
+@pytest.mark.parametrize("cap", ["per_namespace", "per_source_node", "per_target_node"])
+def test_daily_limits_of_places_hold_at_plan_time(cap: str) -> None:
+    """Else a plan would be dropped move by move when its run begins."""
+    rules = replace(UNLIMITED, budgets=replace(UNLIMITED.budgets, **{cap: Cap(per_day=3)}))
+    snapshot = world(TWO)
+    assert solve(snapshot, rules=rules).moves
+    moves = [Claim(f"m{n}", f"w{n}", "ns", source, target) for n in range(3) for source in ("n1", "n2")
+             for target in ("n1", "n2")]  # fmt: skip
+    assert not solve(snapshot, rules=rules, moved_places=count_places(moves)).moves
+    assert solve(snapshot, rules=rules, moved_places=count_places(moves[:2])).moves
 
 
 def test_a_daily_limit_holds_at_plan_time() -> None:
