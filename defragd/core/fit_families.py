@@ -248,6 +248,9 @@ def zones(task: Task, eligible: list[Spot]) -> Answer:
         if not _class_fits(spot, asked):
             return CLASS
         own = device.custom.get(REPORTED_QUALITY) or ""
+        mine = [pick for slot in task.slots for pick in slot.picks if pick.spot is spot]
+        if mine and own:  # an earlier container of this pod has it: HAMi goes by that one already
+            own = "" if mine[-1].cores == 100 else quality
         if asked != ONLINE and spot.used > 0 and ask.cores != 100:
             if spot.unsettled:
                 unsettled.append(spot)

@@ -2,6 +2,8 @@
 
 - `many`: one run of a policy whose budgets are open: `--moves` moves on `--nodes` nodes, a budget for every workload
 - `eight`: eight pods arrive at one node at once
+- `lagging`: one move after the other onto a device that another pod has just left, while HAMi's view of deletions lags
+  by a second; no pod may stay Pending
 - `single`: one move after the other (`--moves`, at most 30), from the eviction until the replacement is Ready
 
 Printed: seconds, where they went (per phase of a placement, and CPU seconds of every process), API calls per move. It
@@ -190,9 +192,42 @@ def single(cluster: Cluster, moves: int) -> None:
         print(calls(daemon, since, len(took)))
 
 
+def lagging(cluster: Cluster, moves: int) -> None:
+    """To and fro between two devices. Before each move a stranger occupies the target; it goes as the move begins."""
+    cluster.emulator.defaults = Behaviour(allocate=0.05, ready=0.1, delete=0.2)
+    cluster.add_node("n0", 1)
+    cluster.create(objects.deployment("web", 1, mem=20000))
+    cluster.wait_ready(1)
+    cluster.add_node("n1", 1)
+    cluster.habits(deletion_lag=1.0)
+    took, woken = [], 0
+    with Daemon(cluster.plane, replicas=1) as daemon:
+        since = daemon.plane.audit.mark()
+        for number in range(moves):
+            (pod,) = cluster.wait_ready(1)
+            target = "n1" if pod["spec"]["nodeName"] == "n0" else "n0"
+            there = {"nodeSelector": {"kubernetes.io/hostname": target}}
+            cluster.create(objects.pod("stranger", mem=20000, extra=there))
+            cluster.wait_ready(1, app="stranger")
+            name, evict = f"move-{number}", pod["metadata"]["name"]
+            cluster.api.delete("/api/v1/namespaces/default/pods/stranger")
+            cluster.create(objects.placement(name, target, ["gpu-0"], {"app": "web"}, evict=evict, settle="0s"))
+            wait_for(lambda name=name: (cluster.placement(name).get("status") or {}).get("endedAt"), 60, "ended", 0.05)
+            status = cluster.placement(name)["status"]
+            assert status["phase"] == "Completed", status
+            old = cluster.emulator.timelines[pod["metadata"]["uid"]]
+            (now,) = cluster.wait_ready(1)
+            took.append(cluster.emulator.timelines[now["metadata"]["uid"]].at("ready") - old.at("deleting"))
+        patches = [r for r in daemon.plane.audit.requests(daemon.user.name, since) if r.what == "patch pods"]
+        woken = len(patches) - len(took)
+        print(f"{len(took)} moves, none left Pending; eviction to Ready: median {statistics.median(took):.2f} s, "
+              f"most {max(took):.2f} s; {woken} patches beside the pins (waking, steering)")  # fmt: skip
+        print(calls(daemon, since, len(took)))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", nargs="?", choices=("many", "eight", "single"), default="many")
+    parser.add_argument("name", nargs="?", choices=("many", "eight", "single", "lagging"), default="many")
     parser.add_argument("--moves", type=int, default=410)
     parser.add_argument("--nodes", type=int, default=500)
     given = parser.parse_args()
@@ -204,6 +239,8 @@ def main() -> int:
                 many(cluster, given.moves, given.nodes)
             elif given.name == "eight":
                 eight(cluster)
+            elif given.name == "lagging":
+                lagging(cluster, given.moves)
             else:
                 single(cluster, given.moves)
             if emulator.errors:

@@ -393,6 +393,17 @@ def test_quality_of_service_and_classes() -> None:
     assert ask(here, whole, devices=("M-1",))[0].ok
 
 
+def test_a_second_container_joins_the_first_one() -> None:
+    """HAMi takes the device for the pod's quality of service as soon as its first container has it."""
+    here = zones(qosPolicy="fixed-share")
+    value = translate_pod(
+        pod("new", [SGPU, SGPU], annotations={"metax-tech.com/sgpu-qos-policy": "best-effort"}), CONFIG
+    )
+    snapshot = assemble(nodes={here.name: here}, pods={})
+    fit = fit_pod(snapshot, value, here.name, vendors=VENDORS, devices=("M-0",), config=FitConfig(as_hami=True))
+    assert fit.ok, fit.text
+
+
 @pytest.mark.parametrize(
     ("reported", "holds", "cores", "asks", "text"),
     [
