@@ -53,6 +53,8 @@ CERT_SECONDS = 30.0
 LEAVE_SECONDS = 3.0
 """After "unready": how long the endpoints may take to drop us before the servers stop."""
 SERVICE = "gpu-descheduler-webhook"
+WEBHOOK_THREADS = {"gate": 8, "pin": 32}
+"""Pinning at admission, some answers wait for a moment, and the others must not wait for them."""
 
 
 def run(settings: Settings, *, config: str | None = None, reread: Callable[[], Settings] | None = None) -> int:
@@ -278,7 +280,9 @@ class _Daemon:
                 f"no certificate for the webhook within {CERT_SECONDS:.0f} s; see the log lines certs.trouble"
             )
         app = create_webhook_app(self._replica.decide, self._hook)
-        server = Server(app, self._settings.webhook.address, name="webhook", tls=(pair.cert, pair.key), hook=self._hook)
+        threads = WEBHOOK_THREADS[self._replica.admission.mode]
+        address, both = self._settings.webhook.address, (pair.cert, pair.key)
+        server = Server(app, address, name="webhook", tls=both, hook=self._hook, threads=threads)
         server.start()
         self._stack.callback(server.stop, 1.0)
         self._webhook = server

@@ -94,13 +94,15 @@ class Store(Generic[T]):
             if changed:
                 self._hub.bump()
 
-    def upsert(self, key: str, item: T, revision: str, *, force: bool = False) -> bool:
-        """False when the store has a newer one (or a newer deletion) already; ``force`` takes it all the same."""
+    def upsert(self, key: str, item: T, revision: str, *, force: bool = False, current: bool = True) -> bool:
+        """False when the store has a newer one (or a newer deletion) already; ``force`` takes it all the same.
+        ``current`` False: an own write that says nothing of what others wrote before it."""
         with self._hub.lock:
             known = self._revisions.get(key) or self._gone.get(key)
             if known and not force and not newer(revision, known):
                 return False
-            self.advance(revision)
+            if current:
+                self.advance(revision)
             old = self._items.get(key)
             self._items[key], self._revisions[key] = item, revision
             if old is not None and self._same is not None and self._same(old, item):

@@ -44,8 +44,10 @@ class Fence:
             raise NotLeader(f"{what}: not sent, the lease is held by {self.leadership.holder() or 'nobody'}")
 
 
-def absorb(store: Store[T] | None, decoder: ListDecoder[T], result: Written, data: bytes) -> Written:
-    """Take the object of a good answer into the store."""
+def absorb(
+    store: Store[T] | None, decoder: ListDecoder[T], result: Written, data: bytes, *, current: bool = True
+) -> Written:
+    """Take the object of a good answer into the store. ``current``: see `Store.upsert`."""
     if store is not None and result.ok and data:
         try:
             item = decoder.item(data)
@@ -53,7 +55,7 @@ def absorb(store: Store[T] | None, decoder: ListDecoder[T], result: Written, dat
             return result  # a Status, not the object; the watch will tell
         meta: Any = item.metadata  # type: ignore[attr-defined]
         if meta.name and meta.resource_version:
-            store.upsert(key_of(meta.namespace, meta.name), item, meta.resource_version)
+            store.upsert(key_of(meta.namespace, meta.name), item, meta.resource_version, current=current)
     return result
 
 
@@ -125,15 +127,18 @@ class KubePlacements:
         return self._put_status(placement, status)
 
     def claim(self, placement: Placement, status: PlacementStatus) -> Written:
-        """ports.ClaimWriter: no lease is needed, the revision decides; an admission cannot wait for long."""
-        return self._put_status(placement, status, timeout=CLAIM_SECONDS)
+        """ports.ClaimWriter: no lease is needed, the revision decides; an admission cannot wait for long. What this
+        replica says to have seen stays what its watch has shown: the leader relies on that."""
+        return self._put_status(placement, status, timeout=CLAIM_SECONDS, current=False)
 
-    def _put_status(self, placement: Placement, status: PlacementStatus, timeout: float | None = None) -> Written:
+    def _put_status(
+        self, placement: Placement, status: PlacementStatus, *, timeout: float | None = None, current: bool = True
+    ) -> Written:
         body = _identity(KIND, placement.namespace, placement.name, placement.uid, placement.revision)
         body["status"] = status_to_object(status)
         path = path_of(placement.namespace, placement.name) + "/status"
         result, data = self._client.write_raw("PUT", path, body, timeout=timeout)
-        return absorb(self._store, self._decoder, result, data)
+        return absorb(self._store, self._decoder, result, data, current=current)
 
     def delete(self, placement: Placement) -> Written:
         self._fence.check(f"deletion of placement {placement.key}")

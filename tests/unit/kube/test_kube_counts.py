@@ -11,6 +11,7 @@ import pytest
 from defragd.core.model import Workload
 from defragd.hami.translate import translate_workload
 from defragd.kube import wire
+from defragd.kube.store import Hub, Store
 from defragd.kube.writes import Fence, KubeWorkloads
 from defragd.ports import Outcome
 from tests.support.fake_api import FakeApi
@@ -56,3 +57,14 @@ def test_scaling_is_a_patch_of_the_sub_resource(tmp_path: Path, status: int, out
         answer = KubeWorkloads(client, Fence()).scale(deployment(), 3, manager="defragd-surge.abc")
         assert answer.outcome is outcome
         client.close()
+
+
+def test_an_own_claim_says_nothing_of_what_others_wrote_before_it() -> None:
+    """What a replica has seen is what its watch has shown: a claim of its own must not hide an older event."""
+    store: Store[str] = Store(Hub())
+    store.upsert("ns/a", "a", "5")
+    assert store.upsert("ns/a", "claimed", "9", current=False)
+    assert (store.get("ns/a"), store.latest) == ("claimed", 5)
+    assert store.upsert("ns/b", "b", "7")
+    assert (store.get("ns/b"), store.latest) == ("b", 7)
+    assert not store.upsert("ns/a", "older", "8")
