@@ -169,6 +169,9 @@ class Build:
         _, refused = self.exact.replay(waves)
         return refused
 
+    def lowers_loss(self, reply: PlanReply) -> bool:
+        return reply.before.loss - reply.after.loss > SAME_LOSS
+
     def _better(self, proposal: Proposal, places: Mapping[str, Place]) -> bool:
         """The state after the moves is better in the figures that people see: L, then idle devices, then idle nodes.
         The weights of `core.aims` only stand for that order; here it is held to the letter."""

@@ -8,6 +8,7 @@ every pod that stayed why. Pure: the clock is ``should_stop``, the dice are ``se
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from defragd.core.arrays import build_arena
@@ -55,12 +56,30 @@ def plan(
     scene = make_scene(request, args, drain=bool(getattr(strategy, "drain", False)), should_stop=should_stop)
     build = Build(scene, request)
     scene.orderable = build.orderable
-    best: PlanReply | None = None
+    best = _ask(strategy, scene, build)
+    if best.objective == "auto" and best.reply.moves and not build.lowers_loss(best.reply) and scene.max_steps != 0:
+        # idle devices and nodes alone are not worth chains of moves: a search finds other ones on every state
+        scene.max_steps = 0
+        best = _ask(strategy, scene, build)
+    return best.reply
+
+
+@dataclass(frozen=True)
+class _Answer:
+    reply: PlanReply
+    objective: str
+    """"" where the strategy pursues no score."""
+
+
+def _ask(strategy: Strategy, scene: Scene, build: Build) -> _Answer:
+    """The best reply of a few rounds; what the exact rules refuse in one is barred in the next."""
+    best: _Answer | None = None
     for _ in range(ROUNDS):
         proposal = strategy.propose(scene)
         reply, barred = build.reply(proposal)
-        best = reply if best is None or _better(reply, best) else best
-        if not barred or should_stop():
+        if best is None or _better(reply, best.reply):
+            best = _Answer(reply, proposal.objective if proposal.trim else "")
+        if not barred or scene.should_stop():
             break
         scene.barred = scene.barred | barred
     assert best is not None
