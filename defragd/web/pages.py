@@ -26,7 +26,10 @@ from defragd.web.wording import CAUSE_WORDS, MAKES_ROOM, STOPPED, age, gib, mome
 NODES_PER_PAGE = 60
 ROWS_PER_PAGE = 100
 SHAPES = 12
+DEVICES_PER_PAGE = 600
+"""Drawn at most on one page of the map; a third of them on each side of a plan. About 0.7 kB each."""
 PLAN_NODES = 40
+MOVES_SHOWN = 200
 OPEN_PLANS = frozenset({RunPhase.PLANNED, RunPhase.AWAITING_APPROVAL})
 """Runs whose plan still tells what moves would bring; others were carried out, wholly or in part."""
 
@@ -64,6 +67,7 @@ def _context(deps: ApiDeps) -> dict[str, Any]:
         "shape": shape,
         "draw": draw,
         "stopped": STOPPED,
+        "most": MOVES_SHOWN,
         "makes_room": MAKES_ROOM,
         "move_link": lambda move: f"#move-{quote(move.id)}",
         "badge": lambda word: next((tone for tone, words in TONES.items() if str(word) in words), "plain"),
@@ -161,7 +165,8 @@ def _cluster(pages: Blueprint, deps: ApiDeps, views: ViewCache) -> None:
         pool, text, state = (request.args.get(name, "") for name in ("pool", "q", "state"))
         nodes = [n for n in view.find_nodes(pool=pool, text=text) if not state or _has(n, state)]
         total, number = len(nodes), _page_number()
-        size = min(read_limit(request, NODES_PER_PAGE), 200)
+        widest = max((len(n.devices) for n in nodes), default=1)
+        size = min(read_limit(request, NODES_PER_PAGE), max(1, DEVICES_PER_PAGE // max(1, widest)))
         shown = nodes[(number - 1) * size : number * size]
         return show(
             deps,
@@ -226,13 +231,15 @@ def _plans(pages: Blueprint, deps: ApiDeps, views: ViewCache) -> None:
         picture = draw_plan(view.snapshot, moves, deps.pools)
         done = {move.id for move in run.moves if move.state is MoveState.DONE}
         number = _page_number()
-        part = slice((number - 1) * PLAN_NODES, number * PLAN_NODES)
+        widest = max((len(n.devices) for n in picture.before), default=1)
+        size = min(PLAN_NODES, max(1, DEVICES_PER_PAGE // 3 // max(1, widest)))
+        part = slice((number - 1) * size, number * size)
         return {
             "moves": moves,
             "picture": picture,
             "pairs": list(zip(picture.before[part], picture.after[part], strict=True)),
             "number": number,
-            "last": max(1, -(-len(picture.before) // PLAN_NODES)),
+            "last": max(1, -(-len(picture.before) // size)),
             "states": {move.id: str(move.state) for move in run.moves},
             "done": sum(1 for m in picture.left_out if m.id in done),
         }

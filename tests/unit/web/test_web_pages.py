@@ -174,6 +174,19 @@ def test_map_of_many_nodes_is_paged_and_small() -> None:
     assert get(world, "/map?page=0").count('class="node"') == 60 and "No node matches" in get(world, "/map?page=77")
 
 
+def test_pages_stay_small_where_nodes_are_wide_and_plans_long() -> None:
+    world = build_world(130, per_node=16)
+    assert len(get(world, "/map?limit=200")) < 500_000
+    run = next(r for r in world.runs.items if r.name == "nightly-consolidation-3")
+    plan = dict(run.plan)
+    plan["moves"] = [{**plan["moves"][0], "id": f"m{n}"} for n in range(600)]
+    long = replace(run, plan=plan, moves=tuple(replace(run.moves[0], id=f"m{n}") for n in range(600)))
+    world.runs.items = [long if r.name == run.name else r for r in world.runs.items]
+    for page in (f"/plans/{run.name}", f"/runs/{run.name}"):
+        text = get(world, page)
+        assert len(text) < 500_000 and text.count('id="move-m') == 200 and "400 more" in text
+
+
 def test_plan_shows_before_and_after_waves_and_reasons(shared: WebWorld) -> None:
     text = get(shared, "/plans/nightly-consolidation-3")
     plan = build_plan(shared.reader.world)
