@@ -89,6 +89,8 @@ class Snapshot:
     node_policy: str = "binpack"
     device_policy: str = "spread"
     """HAMi's policies by flag, for pods that name none themselves."""
+    hami_version: str = ""
+    """ "2.10", a range such as "2.8-2.9", or "" where nothing tells (see hami.version)."""
     moving: Mapping[str, str] = field(default_factory=dict)
     """ns/name of pods that an open placement evicts or is about to -> that placement."""
 

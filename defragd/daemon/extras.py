@@ -10,6 +10,7 @@ from defragd.core.vendor import Vendor
 from defragd.daemon.books import BookLoop
 from defragd.daemon.loops import Loops
 from defragd.errors import ClusterError
+from defragd.hami.version import shortcomings
 from defragd.kube.authz import Access, Reviews
 from defragd.kube.client import Client
 from defragd.kube.cluster import KubeCluster
@@ -25,11 +26,17 @@ NODES = Access("patch", "", "nodes")
 
 @dataclass(frozen=True, slots=True)
 class Extras:
+    cluster: KubeCluster
+    hook: Hook
     books: BookLoop | None = None
     cordons: Cordons | None = None
 
     def start(self, loops: Loops) -> None:
         """When the caches are filled."""
+        version = self.cluster.snapshot().hami_version
+        missing = shortcomings(version)
+        level = {"level": "warning"} if missing else {}
+        self.hook("hami", {"version": version or "unknown", "shortcomings": list(missing), **level})
         if (books := self.books) is not None:
             loops.start("books", books.run, beat=lambda: books.beat, limit=300.0)
         if (cordons := self.cordons) is not None:
@@ -63,7 +70,7 @@ def build_extras(
             reader=cluster, runs=cluster.runs, nodes=KubeNodes(client, cluster.fence), leadership=leadership,
             clock=clock, hook=hook, vendors=vendors,
         )  # fmt: skip
-    return Extras(books, cordons)
+    return Extras(cluster, hook, books, cordons)
 
 
 def _may_write_nodes(client: Client) -> bool:

@@ -108,6 +108,8 @@ class HamiConfig:
     """
 
     version: str = "2.10"
+    version_told: bool = False
+    """The installation said so (its image); otherwise it is assumed."""
     scheduler_name: str = "hami-scheduler"
     node_policy: str = "binpack"
     device_policy: str = "spread"

@@ -49,6 +49,7 @@ def with_deployments(config: HamiConfig, deployments: Iterable[Mapping[str, Any]
         return replace(
             config,
             version=f"{tag[0]}.{tag[1]}" if tag != (0, 0) else config.version,
+            version_told=tag != (0, 0) or config.version_told,
             scheduler_name=said.get("scheduler-name", config.scheduler_name),
             node_policy=said.get("node-scheduler-policy", config.node_policy),
             device_policy=said.get("gpu-scheduler-policy", config.device_policy),

@@ -26,6 +26,7 @@ DEVICE_CONFIG = "device-config.yaml"
 KINDS = frozenset({"ConfigMap", "Deployment"})
 _FIELDS = {
     "version": "version",
+    "versionTold": "version_told",
     "schedulerName": "scheduler_name",
     "nodePolicy": "node_policy",
     "devicePolicy": "device_policy",

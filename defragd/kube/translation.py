@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -20,6 +21,7 @@ from defragd.hami.config import HamiConfig
 from defragd.hami.scheduler_books import Place, doubted
 from defragd.hami.scheduling import claim_table
 from defragd.hami.translate_pod import translate_pod
+from defragd.hami.version import guess_version
 from defragd.kube import kinds, wire
 from defragd.kube.store import Store
 from defragd.kube.view import View, identity
@@ -55,6 +57,7 @@ class Translation:
         self._workloads_at: tuple[int, ...] = ()
         self._by_uid: dict[str, Workload] = {}
         self._namespaces_at = -1
+        self._version_at, self._guess = -1, ""
         self._annotations: dict[str, Mapping[str, str]] = {}
         self._labels: dict[str, Mapping[str, str]] = {}
 
@@ -82,7 +85,16 @@ class Translation:
                 checks=self._checks,
                 config=self._config,
             )
-            return doubted(found, self.doubts)
+            return doubted(replace(found, hami_version=self._version()), self.doubts)
+
+    def _version(self) -> str:
+        """HAMi's version: its scheduler's image says it, else what it has written on the nodes."""
+        if self._nodes.generation != self._version_at:
+            self._version_at = self._nodes.generation
+            nodes = self._stores[kinds.NODES.name].items().values()
+            guess = guess_version(node.metadata.annotations or {} for node in nodes)
+            self._guess = self._config.version if self._config.version_told else guess
+        return self._guess
 
     def known(self) -> frozenset[str]:
         """Words of ``Snapshot.known``: every kind behind the word has been read and still can be."""

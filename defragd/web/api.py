@@ -11,6 +11,7 @@ from flask import Blueprint, Response, request
 
 from defragd.core.run import Run
 from defragd.errors import ConfigError, DefragError
+from defragd.hami.version import shortcomings
 from defragd.web.actions import Actions, place_of
 from defragd.web.cluster_view import ViewCache
 from defragd.web.deps import ApiDeps
@@ -75,6 +76,10 @@ def _cluster(api: Blueprint, deps: ApiDeps, views: ViewCache) -> None:
             "synced": deps.reader.synced(),
             "ageSeconds": round(deps.reader.age_seconds(), 1),
             "leader": deps.leadership.holder() or None,
+            "hami": {
+                "version": view.snapshot.hami_version,
+                "shortcomings": list(shortcomings(view.snapshot.hami_version)),
+            },
             "fragmentation": fragmentation_json(deps.score()),
             "fragmentationByPool": {name: fragmentation_json(s) for name, s in deps.pool_scores().items()},
             "summary": summary_json(view.summary),

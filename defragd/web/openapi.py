@@ -144,6 +144,7 @@ def _schemas() -> Json:
         ),
         "ClusterInfo": record(
             synced=BOOL, leader=TEXT_OR_NULL, asOf=record(time=TIME, ageSeconds=NUMBER),
+            hami=record(version=STRING, shortcomings=arrays(STRING)),
             fragmentation={"anyOf": [ref("Fragmentation"), {"type": "null"}]},
             fragmentationByPool={"type": "object"}, summary=ref("Summary"),
             pools={"type": "object", "additionalProperties": ref("Summary")},

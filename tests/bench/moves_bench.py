@@ -206,6 +206,7 @@ def lagging(cluster: Cluster, moves: int) -> None:
         for number in range(moves):
             (pod,) = cluster.wait_ready(1)
             target = "n1" if pod["spec"]["nodeName"] == "n0" else "n0"
+            time.sleep(1.2)  # HAMi must have seen the last move's end, or the stranger is the one that waits
             there = {"nodeSelector": {"kubernetes.io/hostname": target}}
             cluster.create(objects.pod("stranger", mem=20000, extra=there))
             cluster.wait_ready(1, app="stranger")

@@ -82,6 +82,13 @@ def test_a_broken_configuration_is_said(tmp_path: Path, items: list[dict[str, An
         load(write_list(tmp_path / "broken.json", [*items, broken]))
 
 
+@pytest.mark.parametrize(("more", "version"), [([], ">=2.8"), ([SCHEDULER], "2.10")])
+def test_the_version_is_told(
+    tmp_path: Path, items: list[dict[str, Any]], more: list[dict[str, Any]], version: str
+) -> None:
+    assert load(write_list(tmp_path / "state.json", [*items, *more])).hami_version == version
+
+
 # -- HAMi's own metrics ---------------------------------------------------------------------------------------------
 
 
