@@ -8,10 +8,12 @@ cache that lags: a move it has started counts as under way before any watch show
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 
+from defragd.controllers.lane import InlineLane, Lane
 from defragd.core.pdb import YES, Permit
 from defragd.core.placement import Placement
 from defragd.core.reasons import Reason
@@ -32,6 +34,7 @@ from defragd.ports import (
     Outcome,
     PlacementStore,
     RunStore,
+    Written,
 )
 
 MAX_AGE_SECONDS = 90.0
@@ -70,9 +73,11 @@ class RunController:
         terms: Callable[[Run], Terms],
         paused: Callable[[], str] = lambda: "",
         max_age_seconds: float = MAX_AGE_SECONDS,
+        lane: Lane | None = None,
     ) -> None:
         """``terms`` gives the rules a run was planned with (from its own record, not from today's policy);
-        ``paused`` says why everything stands still ("" = it does not)."""
+        ``paused`` says why everything stands still ("" = it does not). ``lane``: where placements are created (default:
+        in this thread)."""
         self._reader = reader
         self._placements = placements
         self._runs = runs
@@ -83,6 +88,7 @@ class RunController:
         self._vendors = vendors
         self._terms = terms
         self._paused = paused
+        self._lane = lane or InlineLane()
         self._max_age = max_age_seconds
         self._mine: dict[str, Run] = {}
         """Our last word per run UID, newer than the cache."""
@@ -105,6 +111,7 @@ class RunController:
             self.beat = self._clock.monotonic()
             seen = self._reader.wait(seen, 1.0 if busy else 2.0)
             stop.wait(0.2)
+        self._lane.close()
 
     def cycle(self) -> bool:
         """One look at all runs that have not ended. True when there is one under way."""
@@ -182,28 +189,29 @@ class RunController:
         # from here on the moves count as under way for every later look, whatever the cache says
         self._mine[run.uid] = update
         self.waiting = decision.waiting
-        for placement in decision.create:
-            update = self._create(update, placement, now)
-            self._mine[run.uid] = update
+        for key, written in self._create(decision.create):
+            update = self._mine[run.uid] = _created(update, key, written, now)
         self._report(run, update)
         self._record(run, update, now)
         return decision
 
-    def _create(self, run: Run, placement: Placement, now: datetime) -> Run:
-        """Creates one placement; only a clear refusal changes the run (an unclear answer shows itself in the cache)."""
-        written = self._placements.create(placement)
-        if written.ok or written.outcome in (Outcome.CONFLICT, Outcome.UNKNOWN):
-            return run
-        if written.outcome is Outcome.BLOCKED:
-            return _changed(run, placement.key, state=MoveState.WAITING, placement="", started=None)
-        return _changed(
-            run,
-            placement.key,
-            state=MoveState.REFUSED,
-            reason=str(Reason.API_ERROR),
-            message=f"the API server refused the placement: {written.message}",
-            finished=now,
-        )
+    def _create(self, placements: Sequence[Placement]) -> Iterator[tuple[str, Written]]:
+        """Creates placements beside each other and gives the answers as they come. Raises NotLeader at the end when one
+        of them was not sent for that reason."""
+        for placement in placements:
+            self._lane.submit(placement.key, partial(self._placements.create, placement))
+        left, failed = len(placements), None
+        while left:
+            for done in self._lane.collect():
+                left -= 1
+                if done.error is not None:
+                    failed = failed or done.error
+                else:
+                    yield done.key, done.value
+            if left:
+                self._lane.wait(1.0)
+        if failed is not None:
+            raise failed
 
     def _report(self, before: Run, after: Run) -> None:
         old = {state.id: state.state for state in before.moves}
@@ -269,6 +277,22 @@ def begun(run: Run, now: datetime) -> Run:
     if run.phase is RunPhase.PLANNED:
         return replace(run, moves=moves, phase=RunPhase.RUNNING if run.mode == "Auto" else RunPhase.AWAITING_APPROVAL)
     return replace(run, moves=moves)
+
+
+def _created(run: Run, key: str, written: Written, now: datetime) -> Run:
+    """Only a clear refusal of a placement changes the run: an unclear answer shows itself in the cache."""
+    if written.ok or written.outcome in (Outcome.CONFLICT, Outcome.UNKNOWN):
+        return run
+    if written.outcome is Outcome.BLOCKED:
+        return _changed(run, key, state=MoveState.WAITING, placement="", started=None)
+    return _changed(
+        run,
+        key,
+        state=MoveState.REFUSED,
+        reason=str(Reason.API_ERROR),
+        message=f"the API server refused the placement: {written.message}",
+        finished=now,
+    )
 
 
 def _age(run: Run) -> tuple[str, str]:

@@ -179,6 +179,7 @@ class Replica:
             terms=policies.terms,
             paused=paused,
             max_age_seconds=max_age_seconds,
+            lane=lanes(),
         )
         self.planning = Planning(
             reader=p.reader,
