@@ -5,15 +5,17 @@ ARG PYTHON=3.13
 FROM python:${PYTHON}-slim AS builder
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /src
-RUN python -m venv /opt/defragd
-# Dependencies first, so that a change of our code alone does not fetch them again.
+RUN python -m venv /opt/defragd && python -m venv /opt/build
+# Dependencies first, so that a change of our code alone does not fetch them again; each is checked against its hash.
+COPY .ci/requirements.lock .ci/build.lock .ci/
+RUN /opt/defragd/bin/pip install --require-hashes -r .ci/requirements.lock \
+    && /opt/build/bin/pip install --require-hashes -r .ci/build.lock
 COPY pyproject.toml README.md LICENSE ./
-COPY defragd/__init__.py defragd/__init__.py
 COPY policies policies
 COPY crds crds
-RUN /opt/defragd/bin/pip install .
 COPY defragd defragd
-RUN /opt/defragd/bin/pip install --no-deps --force-reinstall . \
+RUN /opt/build/bin/python -m hatchling build -t wheel -d /dist \
+    && /opt/defragd/bin/pip install --no-deps /dist/*.whl \
     && /opt/defragd/bin/python -m compileall -q /opt/defragd/lib
 
 FROM python:${PYTHON}-slim

@@ -2,6 +2,9 @@
 # make test   runs every suite (own venv; builds a real control plane once into a cache)
 # make check  lint, types, layers and unit tests, in under a minute
 # make explore  the random tests with new seeds and in a new order, once more at full effort
+# make lock   pins what the image installs, to the hash, in .ci/; after a change of dependencies
+# make lowest unit tests with the oldest dependencies that pyproject.toml allows
+# make sbom   what is installed, as CycloneDX (an image tells it, too: docker run IMAGE version --sbom)
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -11,7 +14,7 @@ EFFORT ?= 0.2
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-run demo test check explore lint unit controlplane bench wheel clean
+.PHONY: help venv venv-run demo test check explore lint unit controlplane bench wheel lock sbom lowest clean
 
 help:
 	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST))
@@ -59,8 +62,25 @@ test: check controlplane
 bench: venv
 	@$(BIN)/python -m tests.bench $(ARGS)
 
+lock: UV = $(VENV)-lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
+lock:
+	@test -x $(VENV)-lock/bin/uv || { $(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/python -m pip install --quiet uv; }
+	@$(UV) pyproject.toml -o .ci/requirements.lock
+	@echo hatchling | $(UV) - -o .ci/build.lock
+
+sbom: venv-run
+	@mkdir -p dist && $(BIN)/defragd version --sbom > dist/sbom.cdx.json && echo dist/sbom.cdx.json
+
+lowest:
+	@test -x $(VENV)-lock/bin/uv || { $(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/python -m pip install --quiet uv; }
+	@$(PYTHON) -m venv --clear $(VENV)-lowest
+	@$(VENV)-lock/bin/uv pip compile --quiet --resolution lowest-direct pyproject.toml -o $(VENV)-lowest/lowest.txt
+	@$(VENV)-lowest/bin/python -m pip install --quiet -r $(VENV)-lowest/lowest.txt
+	@$(VENV)-lowest/bin/python -m pip install --quiet -c $(VENV)-lowest/lowest.txt -e '.[dev]'
+	@DEFRAGD_EFFORT=$(EFFORT) $(VENV)-lowest/bin/python -m pytest -q -n 2 -m "not slow and not controlplane" tests/unit
+
 wheel: venv
 	@$(BIN)/python -m pip wheel --quiet --no-deps -w dist .
 
 clean:
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lock $(VENV)-lowest dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
