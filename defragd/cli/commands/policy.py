@@ -118,9 +118,7 @@ def validate(files: tuple[str, ...]) -> int:
     _say(found)
     count = len(found.policies)
     wrong = len(found.errors)
-    click.echo(
-        f"{count} {'policy' if count == 1 else 'policies'} valid, {wrong} error{'' if wrong == 1 else 's'}"
-    )
+    click.echo(f"{count} {'policy' if count == 1 else 'policies'} valid, {wrong} error{'' if wrong == 1 else 's'}")
     return 2 if found.errors else 0
 
 
