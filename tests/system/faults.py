@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tests.ground import objects
@@ -84,10 +84,12 @@ def bury(cluster: Cluster) -> None:
 
 
 @contextlib.contextmanager
-def behind_a_proxy(cluster: Cluster, *, replicas: int = 1) -> Iterator[tuple[Daemon, FaultProxy]]:
+def behind_a_proxy(
+    cluster: Cluster, *, replicas: int = 1, config: Mapping[str, Any] | None = None
+) -> Iterator[tuple[Daemon, FaultProxy]]:
     """The daemon under its own account, every request of it through a fault proxy."""
     with FaultProxy(cluster.plane) as proxy:
-        daemon = Daemon(cluster.plane, replicas=replicas)
+        daemon = Daemon(cluster.plane, replicas=replicas, config=config)
         faulty = cluster.plane.write_kubeconfig("kubeconfig-faulty", daemon.user.token, proxy.url)
         for replica in daemon.replicas:
             command = replica.process.command

@@ -45,13 +45,18 @@ def surge(cluster: Cluster, pod: dict[str, Any], name: str = "move", **spec: Any
 
 
 def test_the_old_pod_goes_when_its_successor_is_ready(cluster: Cluster) -> None:
-    """Two replicas whose budget allows no eviction at all; then one kill -9 in the middle of each step."""
+    """Refused without the right to scale. With it: two replicas whose budget allows no eviction; then a kill -9."""
     pod = pair(cluster, replicas=2)
     cluster.create(objects.pdb("web", {"app": "web"}, minAvailable=2))
     with behind_a_proxy(cluster) as (daemon, proxy), Sampler(cluster, floors={"web": 2}) as sampler:
-        chart.apply(cluster.plane, chart.ACCESS, "surge.enabled=true")
         since = daemon.plane.audit.mark()
         (replica,) = daemon.replicas
+        surge(cluster, pod, "not-granted")
+        (status,) = ended(cluster, "not-granted", seconds=30)
+        assert status["reason"] == "SurgeUnsupported", status
+        assert "surge.enabled" in status["message"]
+
+        chart.apply(cluster.plane, chart.ACCESS, "surge.enabled=true")
         surge(cluster, pod)
         (status,) = ended(cluster, "move", seconds=40)
         assert status["phase"] == "Completed", status
@@ -84,16 +89,6 @@ def test_the_old_pod_goes_when_its_successor_is_ready(cluster: Cluster) -> None:
         evictions = [r for r in daemon.plane.audit.requests(daemon.user.name, since) if r.subresource == "eviction"]
         assert not evictions
         clean(cluster, daemon, since)
-
-
-def test_surge_without_the_right_to_scale_is_refused(cluster: Cluster, start_daemon: Callable[..., Daemon]) -> None:
-    pod = pair(cluster)
-    start_daemon(replicas=1)
-    surge(cluster, pod)
-    (status,) = ended(cluster, "move", seconds=30)
-    assert status["reason"] == "SurgeUnsupported", status
-    assert "surge.enabled" in status["message"]
-    assert cluster.pod(pod["metadata"]["name"])["metadata"]["uid"] == pod["metadata"]["uid"]
 
 
 def test_pinning_at_admission(cluster: Cluster, start_daemon: Callable[..., Daemon]) -> None:
