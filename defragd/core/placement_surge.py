@@ -101,7 +101,8 @@ def overridden(placement: Placement, world: World, memory: Memory, now: datetime
 def _by_others(placement: Placement, world: World) -> str:
     above = deployment_of(world.snapshot, placement.status.owner_uid)
     name = above.key if above is not None else "the Deployment"
-    return f"the replica count of {name} was set by somebody else meanwhile; {placement.spec.evict_pod} stays"
+    stays = placement.spec.evict_pod
+    return f"{stays} stays: the replica count of {name} was set by somebody else, or another pod went in its place"
 
 
 def awaited(placement: Placement, world: World, memory: Memory, now: datetime, limit: datetime) -> Decision:
