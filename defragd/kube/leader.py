@@ -20,6 +20,7 @@ from defragd.kube.lease import Record, micro, read_lease, write_lease
 from defragd.ports import Hook
 
 LEASE_NAME = "gpu-descheduler"
+LABELS = {"app.kubernetes.io/component": "leader", "app.kubernetes.io/name": "gpu-descheduler"}
 LEASE_SECONDS = 15.0
 RENEW_DEADLINE = 10.0
 RETRY_SECONDS = 2.0
@@ -143,6 +144,7 @@ class LeaderElector:
             self._name,
             spec,
             revision=self._record.revision,
+            labels=LABELS,
             timeout=self._deadline / 2,
         )
         if result.ok:
@@ -181,7 +183,13 @@ class LeaderElector:
             "leaseTransitions": self._record.transitions,
         }
         result = write_lease(
-            self._client, self._namespace, self._name, spec, revision=self._record.revision, timeout=self._deadline / 2
+            self._client,
+            self._namespace,
+            self._name,
+            spec,
+            revision=self._record.revision,
+            labels=LABELS,
+            timeout=self._deadline / 2,
         )
         if result.ok:
             self._observe(Record("", 1.0, now, now, self._record.transitions, result.revision))

@@ -11,6 +11,7 @@ import yaml
 from defragd.cli.main import COMMANDS
 from defragd.core.annotations import KEYS
 from defragd.core.reasons import Reason
+from defragd.kube import certs, heartbeats, leader
 from tests.chart import docs, policy_reference
 
 ROOT = docs.ROOT
@@ -60,6 +61,19 @@ def test_commands_and_options_exist(page: Path) -> None:
         known = {o for c in (command, nested) if c for p in c.params for o in (*p.opts, *p.secondary_opts)}
         used = {word.split("=")[0] for word in words if word.startswith("--")}
         assert used <= known | {"--help"}, (line, used - known)
+
+
+def test_what_uninstalling_leaves_is_found_by_the_documented_commands() -> None:
+    """The lines delete by label and name: everything the daemon makes for itself has to carry them."""
+    text = (ROOT / "chart" / "docs" / "upgrade.md").read_text()
+    selector = re.search(r"delete lease -l (\S+)=(\S+)", text)
+    assert selector
+    for labels in (heartbeats.LABEL, leader.LABELS):
+        assert labels[selector[1]] == selector[2]
+    assert f"delete secret {certs.SECRET} " in text
+    crds = re.search(r"delete crd (.+)", text)
+    names = {yaml.safe_load(path.read_text())["metadata"]["name"] for path in (ROOT / "crds").glob("*.yaml")}
+    assert crds and set(crds[1].split()) == names
 
 
 def test_reasons_and_annotations_in_the_pages_exist() -> None:

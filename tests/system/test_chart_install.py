@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from defragd.kube import certs, leader
 from defragd.kube.pki import make_ca
 from tests.ground import build, chart
 from tests.ground.api import wait_for
@@ -128,7 +129,15 @@ def test_upgrade_and_removal_keep_what_was_written_and_nothing_that_acts(install
     assert installed.api.get(f"{GROUP}/namespaces/default/hamipodplacements/kept")["spec"]["reqID"] == "r1"
     assert installed.api.find("/api/v1/namespaces/kube-system/configmaps/gpu-descheduler-dashboard")
 
+    own = {
+        "/api/v1/namespaces/kube-system/secrets": certs.SECRET,
+        "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases": leader.LEASE_NAME,
+    }
+    for path, name in own.items():
+        installed.api.create(path, {"metadata": {"name": name, "labels": leader.LABELS}})
     installed.helm("uninstall", chart.RELEASE, "--namespace", chart.NAMESPACE)
+    left = {path: installed.api.find(f"{path}/{name}") for path, name in own.items()}
+    assert all(left.values()), "what the daemon makes for itself stays; the documentation has the lines that remove it"
     assert installed.api.find(HOOK) is None
     assert installed.api.find("/apis/apps/v1/namespaces/kube-system/deployments/gpu-descheduler") is None
     roles = installed.api.items(f"{ROLES}/clusterroles") + installed.api.items(f"{ROLES}/clusterrolebindings")
