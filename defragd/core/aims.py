@@ -8,6 +8,8 @@ and from its idle host CPU and memory.
 - ``fgd``: usable idle share U, worth w / min(R, C) (minus phi);
 - ``devices``: idle devices; ``nodes``: idle nodes, each counted by its share of the largest node's devices, nodes of
   fewer than `GUARDED` devices left out where there are larger ones;
+- ``empty``: idle devices, and a pull towards few full devices instead of many half full ones, for searches that would
+  see no way from one idle device to the next;
 - ``auto``: loss; among equal losses more idle devices; among equal numbers of those more idle nodes, larger ones first.
 """
 
@@ -26,6 +28,8 @@ TIE_DEVICE, DEVICES_PER_COPY = 5e-8, 20
 """Worth of an idle device under ``auto``, in points of L, and how many of them weigh as one copy of any class."""
 NODES_PER_DEVICE, LARGEST = 8, 0.01
 """So many idle nodes weigh as much as an idle device; what the largest node counts more than others do."""
+PULL = 0.1
+"""What emptiness of a device in use counts at most, in idle devices, under ``empty``."""
 UNLIMITED = 1e15
 NOTHING = 0.25
 """Added to idle CPU and memory (whole numbers) so that a class asking for none is not limited by an idle 0."""
@@ -50,6 +54,8 @@ class Aim:
     shares: bool
     extras: int
     """0, 1 (idle devices or nodes alone) or 2 (both)."""
+    pull: float = 0.0
+    """Worth of a device in use that is nearly empty, in idle devices."""
     cpu_divisor: Floats = field(init=False)
     host_divisor: Floats = field(init=False)
     several: Ints = field(init=False)
@@ -75,7 +81,10 @@ class Aim:
         all_cores = np.array([k.cores for k in kinds], dtype=np.int64)[kind]
         idle: Floats = (slots == 0).astype(np.float64)[:, None]
         if not self.classes:
-            return idle
+            if not self.pull:
+                return idle
+            use = np.maximum(memory / np.maximum(all_memory, 1), cores / np.maximum(all_cores, 1))
+            return idle + self.pull * np.square(np.clip(1.0 - use, 0.0, 1.0))[:, None]
         free = (all_slots - slots, all_memory - memory, all_cores - cores)
         copies = yard.copies(kind, *free, slots > 0)
         fits = copies > 0
@@ -164,8 +173,9 @@ def make_aim(name: str, yardstick: Yardstick, fleet: Fleet) -> Aim:
         reach = yardstick.reach
         coef = np.where(reach > 0, yardstick.weight / np.where(reach > 0, reach, 1.0), 0.0)
         return Aim(name, yardstick, coef, reach.copy(), worth, size, classes, True, 0)
-    if name == "devices" or name == "nodes":
-        return Aim(name, yardstick, np.ones(1), np.full(1, UNLIMITED), worth, size, 0, False, 1)
+    if name in ("devices", "empty", "nodes"):
+        one, cap, pull = np.ones(1), np.full(1, UNLIMITED), PULL if name == "empty" else 0.0
+        return Aim("nodes" if name == "nodes" else "devices", yardstick, one, cap, worth, size, 0, False, 1, pull)
     if name == "loss":
         return Aim(name, yardstick, able_coef, able_cap, worth, size, classes, False, 0)
     raise ValueError(f"objective {name!r}: one of auto, loss, fgd, devices, nodes")

@@ -26,8 +26,11 @@ SMALL_WORLD = 600
 LARGE_STEPS = 0
 
 
-def improve(scene: Scene, objective: str, *, use_idle_nodes: bool, enough: int | None = None) -> Proposal:
-    """Moves that improve ``objective`` within the policy's caps. ``enough``: idle devices to win, then it ends."""
+def improve(
+    scene: Scene, objective: str, *, use_idle_nodes: bool, enough: int | None = None, most_steps: int = SMALL_STEPS
+) -> Proposal:
+    """Moves that improve ``objective`` within the policy's caps. ``enough``: idle devices to win, then it ends;
+    ``most_steps``: of search, where nobody else sets a limit."""
     desk = Desk(scene, objective, use_idle_nodes=use_idle_nodes)
     if objective == "nodes":
         empty_nodes(desk, scene.rules.budgets.total)
@@ -48,7 +51,7 @@ def improve(scene: Scene, objective: str, *, use_idle_nodes: bool, enough: int |
     )
     greedy.moved = dict.fromkeys(desk.moved())
     stopped = greedy.run()
-    steps = scene.max_steps if scene.max_steps is not None else _steps(desk.world)
+    steps = scene.max_steps if scene.max_steps is not None else min(_steps(desk.world), most_steps)
     if enough is not None:
         steps = min(steps, LEAST_STEPS)
     if stopped != "time" and steps > 0:

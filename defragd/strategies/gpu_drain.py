@@ -20,15 +20,20 @@ import numpy as np
 from defragd.core.desk import Desk
 from defragd.core.drain import Drainer, Target
 from defragd.core.moves import landed
-from defragd.core.plan import Refusal
+from defragd.core.plan import Place, Refusal
 from defragd.core.reasons import Reason
-from defragd.core.search import improve
+from defragd.core.search import home_fits, improve
 from defragd.core.snapshot import collapse
 from defragd.core.strategy import Proposal, Scene
+from defragd.core.tables import Spot
 
 PUSHES = 2
 PATIENCE = 40
 """Failed attempts with a push before counting drains give up."""
+STEPS = 40_000
+"""Of search for chains of moves, in clusters small enough for one."""
+
+Moves = tuple[tuple[str, Place], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +104,56 @@ def _cheapest(scene: Scene, count: int) -> Proposal:
     targets = [t for t in targets if not t.blockers and drainer.pods_on(t)]
     targets.sort(key=lambda t: (drainer.cost(t), min(t.devices)))
     drainer.try_cheap(targets, count, near=True, patience=PATIENCE)
+    reached = 0
     if len(drainer.out.done) < count and not scene.should_stop():
         found = improve(scene, "devices", use_idle_nodes=False, enough=count)
-        if freed(scene, found) >= count:
-            keys = frozenset(key for key, _ in found.moves)
-            return Proposal(moves=found.moves, goals=(keys,), score_name="devices", trim=False)
-    return finish(desk, drainer, wanted=count, unit="devices", quiet=True)
+        reached = freed(scene, found.moves)
+        if reached < count and not scene.should_stop():
+            found = improve(scene, "empty", use_idle_nodes=False, most_steps=STEPS)
+            reached = max(reached, freed(scene, found.moves))
+        if freed(scene, found.moves) >= count:
+            lean = leanest(scene, found.moves, count)
+            moves = lean if scene.orderable(dict(lean)) is not None else found.moves
+            keys = frozenset(key for key, _ in moves)
+            return Proposal(moves=moves, goals=(keys,), score_name="devices", trim=False)
+    return finish(desk, drainer, wanted=count, unit="devices", quiet=True, reached=reached)
 
 
-def freed(scene: Scene, found: Proposal) -> int:
+def leanest(scene: Scene, moves: Moves, count: int) -> Moves:
+    """The moves without those that ``count`` idle devices more can do without, dearest first."""
+    desk = Desk(scene, "devices", use_idle_nodes=True)
+    world, number = desk.world, desk.number
+    node_index, device_index = scene.arena.fleet.node_index, scene.arena.fleet.device_index
+    spots = {
+        number[key]: Spot(node_index[place.node], tuple(device_index[uuid] for uuid in place.devices))
+        for key, place in moves
+    }
+    least = world.value + count
+    for pod in spots:
+        world.lift(pod)
+    for pod, spot in spots.items():
+        world.put(pod, spot)
+    again = True
+    while again:
+        again = False
+        for pod in sorted(spots, key=lambda p: (-float(desk.cost[p]), p)):
+            world.lift(pod)
+            if home_fits(world, pod):
+                world.put(pod, world.home[pod])
+                if world.value >= least:
+                    del spots[pod]
+                    again = True
+                    continue
+                world.lift(pod)
+            world.put(pod, spots[pod])
+    return tuple((key, place) for key, place in moves if number[key] in spots)
+
+
+def freed(scene: Scene, moves: Moves) -> int:
     """Devices that would be idle after the moves and are not now, less those that are idle only now."""
     fleet, held = scene.arena.fleet, scene.arena.books.slots
     slots = held.copy()
-    for key, place in found.moves:
+    for key, place in moves:
         pod = scene.movable[key]
         for sign, now in ((-1, pod), (1, landed(pod, place, scene.snapshot.devices))):
             for uuid, (count, _, _) in collapse(now.allocations, init_done=now.init_done).items():
@@ -150,8 +192,9 @@ def target_of(scene: Scene, devices: list[int], name: str) -> Target:
     return Target(name, frozenset(devices), tuple(blockers))
 
 
-def finish(desk: Desk, drainer: Drainer, *, wanted: int, unit: str, quiet: bool = False) -> Proposal:
-    """The proposal for what could be emptied; ``quiet``: targets tried in vain are no news (any would have done)."""
+def finish(desk: Desk, drainer: Drainer, *, wanted: int, unit: str, quiet: bool = False, reached: int = 0) -> Proposal:
+    """The proposal for what could be emptied; ``quiet``: targets tried in vain are no news (any would have done).
+    ``reached``: how many another way would have emptied, not enough either."""
     out = drainer.out
     done = len(out.done)
     notes: list[str] = []
@@ -160,14 +203,18 @@ def finish(desk: Desk, drainer: Drainer, *, wanted: int, unit: str, quiet: bool 
     goals = tuple(frozenset(desk.shapes.pods[p].key for p in goal) for goal in out.goals)
     refused = list(out.refused.values())
     if done < wanted:
-        notes.append(f"{done} of {wanted} {unit} can be emptied ({len(moves)} moves)")
+        most = max(done, reached)
+        how = f" ({len(moves)} moves)" if done == most else ""
+        notes.append(f"{most} of {wanted} {unit} can be emptied{how}")
         if not desk.scene.rules.partial:
             stopped = "time" if desk.scene.should_stop() else "infeasible"
             moves, goals = (), ()
         if quiet:
             refused = refused[:20]
             refused.append(
-                Refusal("Plan/goal", Reason.GOAL_UNREACHABLE, f"at most {done} of {wanted} {unit} can be emptied")
+                Refusal(
+                    "Plan/goal", Reason.GOAL_UNREACHABLE, f"at most {most} of {wanted} {unit} were found to come free"
+                )
             )
     elif quiet:
         refused = []
