@@ -144,6 +144,10 @@ class MigProfile:
     """(start, size) pairs."""
 
 
+PLUGIN_GONE = "no device plugin"
+"""How the doubt about a device begins whose plugin is gone: it cannot receive, but what is on it is known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One physical accelerator as its node registers it. ``position`` is its place in the register annotation

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from defragd.core.model import EMPTY, Device, Node, Problem, Taint
+from defragd.core.model import EMPTY, PLUGIN_GONE, Device, Node, Problem, Taint
 from defragd.errors import CodecError
 from defragd.hami.backend import Backend, Host
 from defragd.hami.codec import (
@@ -94,7 +94,7 @@ def _plugin_gone(
     if asked and not whole(count):
         return tuple(replace(d, registered=False) for d in devices)
     if count is not None and not whole(count):
-        return tuple(replace(d, distrusted=f"no device plugin: allocatable {backend.health} is 0") for d in devices)
+        return tuple(replace(d, distrusted=f"{PLUGIN_GONE}: allocatable {backend.health} is 0") for d in devices)
     return devices
 
 

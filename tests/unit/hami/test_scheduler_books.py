@@ -11,6 +11,8 @@ import pytest
 from defragd.core.model import Allocation, Device, Node, Pod
 from defragd.core.snapshot import Snapshot
 from defragd.hami.scheduler_books import BookCheck, Entry, Page, Place, doubted
+from tests.support.plan_world import make_plan
+from tests.support.plan_world import world as plan_world
 
 NOW = datetime(2026, 12, 1, 3, tzinfo=UTC)
 
@@ -167,3 +169,25 @@ def test_doubted_devices_are_neither_source_nor_target_and_are_named() -> None:
     assert [(p.object, p.reason) for p in seen.problems] == [("Device/g0", "BooksDiffer")]
     assert doubted(snapshot, {}) is snapshot
     assert doubted(snapshot, {("elsewhere", "g9"): "why"}).nodes == snapshot.nodes
+
+
+@pytest.mark.parametrize(
+    ("strategy", "args"),
+    [
+        ("best-fit", {}),
+        ("gpu-drain", {"count": 1}),
+        ("gpu-drain", {"device": "GPU-n1-g0"}),
+        ("node-drain", {"node": "n1"}),
+        ("make-room", {"shape": {"gpus": 1, "memMiB": 20000, "cores": 0, "count": 1}}),
+    ],
+)
+def test_uc21_no_strategy_moves_anything_from_or_to_it(strategy: str, args: dict[str, object]) -> None:
+    snapshot = plan_world("n1 { g0 24G: a 10G; g1 24G: b 10G } n2 { g0 24G: c 10G; g1 24G: d 4G }")
+    said = Page({("n1", "GPU-n1-g0"): Entry(24576, 100, 2, 20480, 0)})
+    doubts = once(snapshot, said)
+    reply = make_plan(
+        doubted(snapshot, {place: why for place, why in doubts.items() if "GPU-n1-g0" in place}), strategy, args
+    )
+    touched = {uuid for move in reply.moves for uuid in (*move.source.devices, *move.target.devices)}
+    assert "GPU-n1-g0" not in touched
+    assert ("ns/a", "DeviceDistrusted") in {(item.object, str(item.reason)) for item in reply.refused}
