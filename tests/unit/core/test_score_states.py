@@ -1,4 +1,4 @@
-"""The normative table of scores, to three decimals, where the prepared states are at hand; small worlds always."""
+"""Scores of small worlds, by the definitions (the table of prepared states is in test_score_table.py)."""
 
 from __future__ import annotations
 
