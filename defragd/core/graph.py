@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from defragd.core.budget import Claim
 from defragd.core.model import Pod
+
+if TYPE_CHECKING:
+    import networkx as nx  # imported where it is used: the daemon plans in a child, and 13 MiB are much for the rest
 
 Room = tuple[str, int]
 """A resource: ("slots" | "memory" | "cores", device) or ("cpu" | "host" | "pods", node)."""
@@ -76,6 +78,8 @@ def shortfall_graph(
 
     ``sources``: for each step, the indexes of steps it may wait for (default: all others).
     """
+    import networkx as nx
+
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(step.index for step in steps)
     leavers: dict[Room, list[Step]] = {}
@@ -123,6 +127,8 @@ def _wait_for(
 
 def generations(graph: nx.DiGraph[int]) -> dict[int, int]:
     """Step -> its topological generation in the condensation (steps of a cycle share one)."""
+    import networkx as nx
+
     condensed = nx.condensation(graph)
     rank: dict[int, int] = {}
     for depth, layer in enumerate(nx.topological_generations(condensed)):
@@ -134,6 +140,8 @@ def generations(graph: nx.DiGraph[int]) -> dict[int, int]:
 
 def dependents(graph: nx.DiGraph[int]) -> dict[int, int]:
     """Step -> how long the chain of steps is that wait for it (steps of a cycle share one)."""
+    import networkx as nx
+
     condensed = nx.condensation(graph)
     height: dict[int, int] = {}
     for node in reversed(list(nx.topological_sort(condensed))):
@@ -143,6 +151,8 @@ def dependents(graph: nx.DiGraph[int]) -> dict[int, int]:
 
 def cycles(graph: nx.DiGraph[int]) -> list[list[int]]:
     """Cyclic components that wait for nobody outside, smallest first: each could go as one co-evicted group."""
+    import networkx as nx
+
     condensed = nx.condensation(graph)
     found = [
         sorted(condensed.nodes[node]["members"])
