@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from defragd.core.annotations import Wishes
 from defragd.core.duration import format_duration
 from defragd.core.gangs import gang_of
-from defragd.core.model import EMPTY, PLUGIN_GONE, Pod, Workload
+from defragd.core.model import EMPTY, Pod, Workload
 from defragd.core.pdb import budgets_of
 from defragd.core.reasons import Reason
 from defragd.core.rules import Rules
@@ -141,10 +141,9 @@ def _books(case: Case) -> Eligibility | None:
         missing = [uuid for uuid in pod.devices if all(device.uuid != uuid for device in node.devices)]
         if missing:
             return _never(Reason.UNREADABLE_ALLOCATION, f"it holds {missing[0]}, which {node.name} does not register")
-        for device in node.devices:
-            why = "" if device.distrusted.startswith(PLUGIN_GONE) else device.distrusted
-            if why and device.uuid in pod.devices:
-                return _not_now(Reason.DEVICE_DISTRUSTED, f"device {device.uuid}: {why}")
+        doubt = case.snapshot.doubt_about(pod)
+        if doubt:
+            return _not_now(Reason.DEVICE_DISTRUSTED, doubt)
     return None
 
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from functools import cached_property
 
 from defragd.core.model import (
+    PLUGIN_GONE,
     Allocation,
     Device,
     DisruptionBudget,
@@ -171,6 +172,14 @@ class Snapshot:
                 if tag not in without and not self._claimed(hold):
                     _add(use, tag, hold.allocations, False)
         return use
+
+    def doubt_about(self, pod: Pod) -> str:
+        """Which device that the pod holds has books that are not believed, and why; "" = none."""
+        node = self.nodes.get(pod.node or pod.booked_node)
+        for device in node.devices if node is not None else ():
+            if device.distrusted and device.uuid in pod.devices and not device.distrusted.startswith(PLUGIN_GONE):
+                return f"device {device.uuid}: {device.distrusted}"
+        return ""
 
     def _claimed(self, hold: Hold) -> bool:
         """The pod that claimed the hold is booked already, so the hold would count twice."""

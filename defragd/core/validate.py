@@ -306,6 +306,8 @@ def _is_allowed(snapshot: Snapshot, placement: Placement, pod: Pod, now: datetim
         until = f" until {said.until:%Y-%m-%dT%H:%M:%SZ}" if said.until else ""
         return no(Reason.OPTED_OUT, f"{said.opted_out_by} says that {pod.key} must not be moved{until}")
     planned = RUN_LABEL in placement.labels
+    if planned and (doubt := snapshot.doubt_about(pod)):
+        return no(Reason.DEVICE_DISTRUSTED, doubt)
     if planned and said.hours is not None and not said.hours.contains(now):
         return no(Reason.OUTSIDE_ALLOWED_HOURS, f"{pod.key} may move at {said.hours.text} only")
     if not planned and pod.owner is not None and pod.owner.kind == "Job" and not said.allow:

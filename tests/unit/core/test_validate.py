@@ -45,6 +45,11 @@ def on_device(**changes: Any) -> Change:
     return act
 
 
+def doubted_source(world: EngineWorld) -> None:
+    devices = tuple(replace(device, distrusted="metrics differ") for device in world.nodes["n1"].devices)
+    world.nodes["n1"] = replace(world.nodes["n1"], devices=devices)
+
+
 def on_pod(**parts: Any) -> Change:
     def act(world: EngineWorld) -> None:
         raw = world.pods["default/a-1"]
@@ -119,6 +124,13 @@ TABLE: list[tuple[str, Change, dict[str, Any], Reason, bool]] = [
         {"labels": {RUN_LABEL: "r"}},
         Reason.OUTSIDE_ALLOWED_HOURS,
         True,
+    ),
+    (
+        "source of a planned move in doubt",
+        doubted_source,
+        {"labels": {RUN_LABEL: "r"}},
+        Reason.DEVICE_DISTRUSTED,
+        False,
     ),
 ]
 
