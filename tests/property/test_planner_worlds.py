@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import replace
 
@@ -15,6 +16,8 @@ from defragd.core.snapshot import Snapshot, collapse
 from tests.support.effort import examples
 from tests.support.plan_world import UNLIMITED, make_plan, world
 
+FACTOR = float(os.environ.get("DEFRAGD_SLOW_FACTOR", "0.03"))
+"""1 = ten thousand worlds."""
 SIZES = [("4G/10c"), ("8G/20c"), ("10G/40c"), ("12G/50c"), ("6G"), ("whole"), ("16G/15c")]
 
 
@@ -137,7 +140,7 @@ def test_plans_of_random_worlds(drawn):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@settings(max_examples=examples(2000), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=round(10_000 * FACTOR), deadline=None, suppress_health_check=list(HealthCheck))
 @given(worlds())
 def test_plans_of_many_random_worlds(drawn):
     check(drawn)
