@@ -106,14 +106,8 @@ def value(score) -> tuple[float, int, int]:
     return (round(-score.loss, 9), score.idle_devices, score.idle_nodes)
 
 
-def check(drawn: tuple[Snapshot, dict[str, int]]) -> None:
-    snapshot, budgets = drawn
-    reply = make_plan(snapshot, rules=RULES, max_steps=60)
-    after = replay(snapshot, reply)
-    assert len(reply.moves) <= 6
-    assert value(reply.after) >= value(reply.before)
-    if reply.moves:
-        assert sum(m.gain for m in reply.moves) > 0
+def keeps(snapshot: Snapshot, budgets: dict[str, int], reply: PlanReply) -> None:
+    """Caps in flight and disruption budgets hold in every wave."""
     for wave in reply.waves:
         moves = [m for m in reply.moves if m.id in wave]
         assert len(moves) <= 3
@@ -122,6 +116,17 @@ def check(drawn: tuple[Snapshot, dict[str, int]]) -> None:
         assert max(owners.values()) <= 1
         for owner, count in owners.items():
             assert owner not in budgets or count <= budgets[owner]
+
+
+def check(drawn: tuple[Snapshot, dict[str, int]]) -> None:
+    snapshot, budgets = drawn
+    reply = make_plan(snapshot, rules=RULES, max_steps=60)
+    after = replay(snapshot, reply)
+    assert len(reply.moves) <= 6
+    assert value(reply.after) >= value(reply.before)
+    if reply.moves:
+        assert sum(m.gain for m in reply.moves) > 0
+    keeps(snapshot, budgets, reply)
     assert reply == make_plan(snapshot, rules=RULES, max_steps=60)
     if reply.after.loss > reply.before.loss - 1e-10:
         assert reply.moves == make_plan(snapshot, rules=RULES, max_steps=0).moves, "a search for less than loss"
@@ -149,10 +154,12 @@ def test_plans_of_many_random_worlds(drawn):
 @settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
 @given(worlds(), st.sampled_from(["gpu-drain", "node-drain", "make-room"]), st.integers(1, 2))
 def test_drains_and_room_of_random_worlds(drawn, strategy, count):
-    snapshot, _ = drawn
+    snapshot, budgets = drawn
     args = {"shape": {"gpus": count}} if strategy == "make-room" else {"count": count}
     reply = make_plan(snapshot, strategy, args, rules=RULES)
     after = replay(snapshot, reply)
+    keeps(snapshot, budgets, reply)
+    assert reply == make_plan(snapshot, strategy, args, rules=RULES)
     if strategy == "gpu-drain" and reply.moves:
         assert reply.freed_devices >= count
     if strategy == "node-drain" and reply.moves:

@@ -157,6 +157,19 @@ def test_group_that_no_limit_can_bear_is_not_made(budgets):
         assert len(bound) >= 2 and all("budgets.concurrent = 1" in item.detail for item in bound)
 
 
+@pytest.mark.parametrize(("cap", "together"), [(Cap(in_flight=1), 0), (Cap(in_flight=2), 2), (Cap(), 2)])
+def test_an_exchange_within_a_node_needs_two_arrivals_there(cap, together):
+    rules = mixed(10 * 1024, 40)
+    rules = replace(rules, budgets=replace(rules.budgets, per_target_node=cap))
+    one_node = "n1 { g0 24G: a1 11G/15c, a2 11G/15c; g1 24G: b1 3G/45c, b2 3G/45c }"
+    reply = make_plan(world(one_node), rules=rules)
+    assert len(reply.moves) == together
+    assert all(move.group for move in reply.moves)
+    why = [item.detail for item in reply.refused if item.reason == Reason.CYCLE_NEEDS_BOTH_OUT]
+    assert bool(why) == (not together)
+    assert all("perTargetNode" in text and "n1" in text for text in why)
+
+
 def test_third_device_is_a_buffer():
     rules = mixed(10 * 1024, 40)
     rules = replace(rules, budgets=replace(rules.budgets, concurrent=1))
