@@ -68,9 +68,9 @@ class Cordons:
         lasting = {run.name for run in runs if run.phase in cordon.ACTIVE}
         done = 0
         for name, node in snapshot.nodes.items():
-            wish, ours = wanted.get(name), cordon.marked(node.annotations)
-            if not wish and not ours:
+            if name not in wanted and cordon.MARK not in node.annotations:
                 continue
+            wish, ours = wanted.get(name), cordon.marked(node.annotations)
             add = {
                 uuid: run for uuid, run in (wish or {}).items() if uuid not in ours and self._obeyed(name, uuid, run)
             }
