@@ -18,7 +18,7 @@ NONE = -1
 TINY = 1e-11
 """Between equal places a pod prefers one where pods of its kind live: plans stay short."""
 MOST_OUT = 6
-EJECT, EJECTED = 0.5, 3
+EJECT, EJECTED = 0.4, 3
 """Share of steps in which pods may be put in the place of others, and how often in one step."""
 POOL = 1 << 16
 
@@ -31,6 +31,8 @@ class Steps:
     pod: Ints
     """C x Q: pods taken out, -1 beyond a row's number."""
     many: Ints
+    most: Ints
+    """C: pods out by now, and how many may be."""
     shut: Bools | None
     """C x D + 1: devices that must not receive."""
     kind: Ints
@@ -97,6 +99,7 @@ class Hand:
         steps = Steps(
             pod=table(NONE),
             many=many.copy(),
+            most=many + EJECTED,
             shut=shut,
             kind=table(NONE),
             old=table(NONE),
@@ -199,7 +202,7 @@ class Hand:
         """Rows in which the pod comes instead of another one, and which."""
         batch = self.batch
         out = np.zeros(len(rows), dtype=np.bool_)
-        may = np.nonzero(eject[rows] & (steps.many[rows] < steps.pod.shape[1]))[0]
+        may = np.nonzero(eject[rows] & (steps.many[rows] < steps.most[rows]))[0]
         if not len(may):
             return out, np.zeros(0, dtype=np.int64)
         score = batch.instead[k[may]] + self.onward
