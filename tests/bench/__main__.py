@@ -1,6 +1,6 @@
 """`make bench`: every benchmark one after the other, each in a process of its own; prints their figures.
 
-    python -m tests.bench [NAME ...]     names: reader, annotations, webhook, rows, growth
+    python -m tests.bench [NAME ...]     names: reader, annotations, webhook, rows, growth, serving, idle
 
 The planner's rows need the prepared states (`--states`, by default beside the checkout); without them they are left
 out, and that is said. Nothing here is a test: machines are noisy, so read ratios.
@@ -18,9 +18,11 @@ BENCHES: dict[str, list[str]] = {
     "annotations": ["tests.bench.annotations_bench"],
     "webhook": ["tests.bench.webhook_bench"],
     "rows": ["tests.bench.planner_rows", "--quick"],
+    "serving": ["tests.bench.serving_bench"],
+    "idle": ["tests.bench.idle_bench"],
     "growth": ["tests.bench.planner_bench", "--growth", "--largest", "2000"],
 }
-NEEDS_STATES = {"rows", "growth"}
+NEEDS_STATES = {"rows", "growth", "serving", "idle"}
 
 
 def main(names: list[str]) -> int:
