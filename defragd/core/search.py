@@ -23,7 +23,10 @@ MOST_ONE_BY_ONE, ONE_BY_ONE = 10_000, 0.05
 """Steps taken one by one at most, and their least share, where some pods cannot be moved in batches."""
 SMALL_WORLD = 600
 """Devices."""
-LARGE_STEPS = 0
+LARGE_STEPS = {"devices": 40_000, "nodes": 40_000}
+"""Larger worlds: by objective (others find nearly all by single moves), ..."""
+LARGEST = 20_000
+"""... up to this many devices."""
 
 
 def improve(
@@ -197,8 +200,9 @@ def _within_caps(desk: Desk, moves: dict[int, Spot]) -> bool:
 
 def _steps(world: World) -> int:
     """Steps of search where nobody sets a limit: enough for small clusters, few where single moves find nearly all."""
-    if len(world.fleet.devices) > SMALL_WORLD:
-        return LARGE_STEPS
+    devices = len(world.fleet.devices)
+    if devices > SMALL_WORLD:
+        return LARGE_STEPS.get(world.aim.name, 0) if devices <= LARGEST else 0
     return min(SMALL_STEPS, max(LEAST_STEPS, STEPS_PER_POD * len(world.home)))
 
 

@@ -27,7 +27,10 @@ LONGEST_ROUND, STEPS_PER_POD, LEAST_ROUND = 10_000, 60, 10 * SIZE
 GROWTH, PATIENCE, TINY_WORLD = 1.1, 8, 12
 """Growth of rounds; rounds without improvement before the search ends (tiny worlds are done after fewer)."""
 SETTLE = 4 * SIZE
-"""Steps without a better assignment before the best one since is proven."""
+"""Steps without a better assignment before the best one since is proven, ..."""
+FEW = 100
+"""... where there are more pods than this; with fewer, each is proven at once: plans that no order allows are common
+among few pods and would hide the slightly worse ones that can be ordered."""
 HEATS: tuple[tuple[float, int, float], ...] = (
     (0.02, 4, 0.0),
     (0.03, 3, 0.5),
@@ -38,7 +41,6 @@ HEATS: tuple[tuple[float, int, float], ...] = (
 """By round: how much worse a position may be (in gains of a mean move), how many pods are taken out at most, and what a
 move beyond the limit costs at first (in gains of a mean move; it grows as the round goes on, 0 = the limit is hard).
 Sparse clusters with a tight limit want it cool, full ones hot; the rounds take turns."""
-AGAIN = 0
 CLEAR = 0.1
 """Share of batches whose steps empty a device or a node."""
 HARD = np.inf
@@ -78,6 +80,7 @@ class Anneal:
         self.hand = Hand(batch, self.random, self.limit, cost[batch.pods])
         self._exact = np.array([not world.shapes.shapes[s].plain for s in batch.shape.tolist()], dtype=np.bool_)
         self.best: dict[int, Spot] = {}
+        self.settle = SETTLE if len(batch.at) > FEW else 0
         self.failed: set[frozenset[tuple[int, Spot]]] = set()
         """Assignments that no order allows."""
         self.pending: Ints | None = None
@@ -92,7 +95,6 @@ class Anneal:
         if not len(batch.at):
             return "complete"
         self._first()
-        first = self.best_at
         why, idle = "complete", 0
         patience = PATIENCE if len(batch.at) > TINY_WORLD else 3
         length: float = max(LEAST_ROUND, min(LONGEST_ROUND, STEPS_PER_POD * len(batch.at)))
@@ -100,8 +102,7 @@ class Anneal:
             before = self.best_rank
             why = self._round(length)
             self._record()
-            again = AGAIN and self.rounds % AGAIN == AGAIN - 1
-            self._go(first if again else self.best_at)
+            self._go(self.best_at)
             if why != "complete":
                 break
             idle = idle + 1 if self.best_rank <= before + LEAST else 0
@@ -159,6 +160,9 @@ class Anneal:
             self.best, self.best_rank, self.best_at = found, rank, at
             self.best_value = rank + MOVE_PRICE * (len(found) - len(self.others)) + GROUP_PRICE * together
 
+    def _failed_before(self) -> bool:
+        return bool(self.failed) and frozenset(self._moves(self.batch.at).items()) in self.failed
+
     def _round(self, length: float) -> str:
         batch = self.batch
         gain = max(self.best_value - self.home_value, 1e-3 / max(len(batch.at), 1))
@@ -172,7 +176,7 @@ class Anneal:
             self.done += SIZE
             left = 1.0 - number / count
             self._batch(share * mean * left * left + 1e-12, most, mean * price / (left + 0.05) if price else HARD)
-            if self.pending is not None and self.done - self._found >= SETTLE:
+            if self.pending is not None and self.done - self._found >= self.settle:
                 self._record()
             if not number % 16 and batch.steepen():
                 self.hand.look()
@@ -291,5 +295,5 @@ class Anneal:
             self.world.spot[batch.pods[pod]] = batch.spot(device)
         if batch.away <= self.limit:
             rank = batch.now - MOVE_PRICE * batch.away
-            if rank > max(self.best_rank, self.pending_rank) + LEAST:
+            if rank > max(self.best_rank, self.pending_rank) + LEAST and not self._failed_before():
                 self.pending, self.pending_rank, self._found = batch.at.copy(), rank, self.done

@@ -36,6 +36,6 @@ def test_a_node_that_has_less_than_it_holds_is_no_obstacle(pods: int) -> None:
     snapshot = world("n1 { g0 24G: a 8G, b 4G; g1 24G: - } n2 { g0 24G: c 8G; g1 24G: - }")
     node = snapshot.nodes["n1"]
     small = replace(node, allocatable=replace(node.allocatable, pods=pods))
-    reply = make_plan(replace(snapshot, nodes={**snapshot.nodes, "n1": small}))
+    reply = make_plan(replace(snapshot, nodes={**snapshot.nodes, "n1": small}), args={"objective": "devices"})
     assert reply.moves
     assert all(move.target.node != "n1" for move in reply.moves)
