@@ -115,7 +115,7 @@ def lab(colour: str, sees: str) -> tuple[float, float, float]:
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_the_colours_of_the_legend_can_be_told_apart(theme: int, sees: str) -> None:
     text = (Path(draw.__file__).parent / "static" / "app.css").read_text()
-    names = ["unusable" if tone_ == "bad" else tone_ for tone_ in draw.TONES]
+    names = [*("unusable" if tone_ == "bad" else tone_ for tone_ in draw.TONES), "mv"]
     colours = {name: re.findall(rf"--{name}: (#[0-9a-f]{{6}});", text)[theme] for name in names}
     near = {
         (one, other): math.dist(lab(colours[one], sees), lab(colours[other], sees))
