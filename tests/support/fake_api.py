@@ -44,6 +44,7 @@ class FakeApi:
         self.delay = 0.0
         self.bookmarks = True
         self.drop_watches_at_once = False
+        self.handler: Any = None
         self.behind_proxy: Any = None
         """(method, path, headers, body) -> (status, body): what the service proxy leads to."""
 
@@ -52,7 +53,7 @@ class FakeApi:
     def __enter__(self) -> FakeApi:
         api = self
 
-        class Handler(_Handler):
+        class Handler(self.handler or _Handler):  # type: ignore[misc]
             fake = api
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
