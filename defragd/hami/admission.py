@@ -314,7 +314,7 @@ def _asks(pod: Mapping[str, Any], word: str, config: HamiConfig) -> tuple[int, i
 def _validate(pod: Mapping[str, Any]) -> None:
     """The API server's own rules for extended resources that HAMi's changes can break."""
     errors = []
-    for part, place, container in _containers(pod):
+    for part, place, container in sorted(_containers(pod), key=lambda found: found[0] == "initContainers"):
         limits, requests = _amounts(container)
         where = f"spec.{part}[{place}].resources"
         for kind, amounts in (("limits", limits), ("requests", requests)):

@@ -152,3 +152,11 @@ def test_configured_defaults_count_in_the_quota(limit, limits, denied) -> None:
     tight = replace(EMPTY, quotas=(Quota("t", "q", "NVIDIA", *limit),))
     answer = admit(raw(limits), config, snapshot=tight)
     assert isinstance(answer, Denial) is denied, answer
+
+
+def test_the_api_server_names_app_containers_first() -> None:
+    """HAMi's webhook raises the limit but not the request that the API server had defaulted before."""
+    limits = {"mthreads.com/vgpu": "1", "mthreads.com/sgpu-core": "4"}
+    answer = admit(raw(limits, initContainers=[{"name": "i0", "resources": {"limits": dict(limits)}}]))
+    assert isinstance(answer, Denial)
+    assert 0 < answer.message.find("spec.containers[0]") < answer.message.find("spec.initContainers[0]")
