@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from defragd.core.budget import Claim, Floor
 from defragd.core.graph import Step, Yard, cycles, generations, shortfall_graph
 from defragd.core.pdb import Ledger
@@ -11,6 +15,15 @@ from defragd.core.waves import order
 from tests.support.plan_world import make_pod, world
 
 FREE = Budgets(total=None, concurrent=None, per_source_node=Cap(), per_target_node=Cap(), per_namespace=Cap())
+
+BOTH = Budgets(
+    total=None,
+    concurrent=None,
+    per_source_node=Cap(),
+    per_target_node=Cap(),
+    per_namespace=Cap(),
+    per_workload=Cap(),
+)
 
 
 def step(index: int, source: int, target: int, cores: int) -> Step:
@@ -87,3 +100,33 @@ def test_what_needs_room_freed_in_the_wave_waits_for_the_next():
     steps = [step(0, 0, 1, 50), step(1, 1, 2, 50)]
     assert ordered(steps, yard(0, 20, 100)).waves == [[1], [0]]
     assert ordered(steps, yard(0, 50, 100)).waves == [[0, 1]]
+
+
+def test_a_leaver_that_covers_the_shortfall_to_the_point_is_enough():
+    steps = [step(0, 0, 1, 40), step(1, 1, 2, 30), step(2, 1, 3, 30)]
+    assert set(shortfall_graph(steps, yard(0, 10, 100, 100)).edges) == {(1, 0)}
+
+
+def test_a_pod_for_itself_waits_for_all_on_its_device_that_it_may_wait_for():
+    wants = replace(step(0, 0, 1, 10), whole=frozenset([1]))
+    steps = [wants, step(1, 1, 2, 10), step(2, 1, 3, 10)]
+    room = yard(50, 50, 50, 50)
+    assert set(shortfall_graph(steps, room).edges) == {(1, 0), (2, 0)}
+    assert set(shortfall_graph(steps, room, sources=[(2,), (), ()]).edges) == {(2, 0)}
+
+
+@pytest.mark.parametrize("gain", [0.0, 1.0])
+def test_a_pod_without_cores_and_the_one_that_takes_the_last_do_not_arrive_together(gain):
+    idle_wish = replace(step(0, 0, 2, 0), zero=frozenset([2]), gain=gain)
+    last = replace(step(1, 1, 2, 40), gain=0.5)
+    found = ordered([idle_wish, last], yard(50, 50, 40), BOTH)
+    assert all(len(wave) == 1 for wave in found.waves)
+    roomy = ordered([idle_wish, last], yard(50, 50, 50), BOTH)
+    assert len(roomy.waves) == 1
+
+
+@pytest.mark.parametrize("gain", [0.0, 1.0])
+def test_a_pod_that_wants_an_empty_device_shares_no_wave_with_another_arrival_there(gain):
+    first = replace(step(0, 0, 2, 10), alone=frozenset([2]), gain=gain)
+    found = ordered([first, replace(step(1, 1, 2, 10), gain=0.5)], yard(50, 50, 90), BOTH)
+    assert all(len(wave) == 1 for wave in found.waves)
