@@ -23,8 +23,8 @@ SIZE = 96
 """Steps of one batch."""
 MOVE_PRICE, GROUP_PRICE = 1e-9, 3e-9
 """Of equally good plans one with fewer moves is better, and one in which fewer pods have to be out together."""
-LONGEST_ROUND, STEPS_PER_POD, LEAST_ROUND = 10_000, 60, 10 * SIZE
-GROWTH, PATIENCE, TINY_WORLD = 1.1, 8, 12
+LONGEST_ROUND, STEPS_PER_POD, LEAST_ROUND = 4_000, 60, 10 * SIZE
+GROWTH, PATIENCE, TINY_WORLD = 1.1, 12, 12
 """Growth of rounds; rounds without improvement before the search ends (tiny worlds are done after fewer)."""
 SETTLE = 4 * SIZE
 """Steps without a better assignment before the best one since is proven, ..."""

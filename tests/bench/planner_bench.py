@@ -96,7 +96,8 @@ def growth(seconds: float, largest: int) -> None:
     for nodes in (500, 1000, 2000, 5000, 10000):
         if nodes > largest:
             break
-        snapshot = cluster(nodes, per_node=8 if nodes == 10000 else 0)
+        full = nodes == 10000
+        snapshot = cluster(nodes, per_node=8 if full else 0, light=full)
         one = scoring_pass(snapshot)
         reply, took = run(snapshot, "best-fit", {"objective": "auto"}, 200, seconds)
         row(f"made-{nodes} ({len(snapshot.pods)} pods)", "best-fit", {"objective": "auto"}, 200, reply, took, one)

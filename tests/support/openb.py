@@ -36,11 +36,17 @@ def rows(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def cluster(nodes: int, *, seed: int = 1, share: float = 0.85, mib: bool = False, per_node: int = 0) -> Snapshot:
-    """``per_node``: only node types with that many devices (0 = all). ``mib``: sharing pods ask MiB, not percent."""
+def cluster(
+    nodes: int, *, seed: int = 1, share: float = 0.85, mib: bool = False, per_node: int = 0, light: bool = False
+) -> Snapshot:
+    """``per_node``: only node types with that many devices (0 = all). ``mib``: sharing pods ask MiB, not percent.
+    ``light``: only pods of at most half a device, with little of the host: some twenty to a node of eight devices."""
     dice = random.Random(seed)
     kinds = [r for r in rows("openb_node_list_gpu_node.csv.gz") if not per_node or int(r["gpu"]) == per_node]
     asked = rows("openb_pod_list_default.csv.gz")
+    if light:
+        asked = [r for r in asked if int(r["num_gpu"]) == 1 and int(r["gpu_milli"]) <= 500]
+        asked = [{**r, "cpu_milli": str(min(int(r["cpu_milli"]), 3000)), "memory_mib": "4096"} for r in asked]
     made: dict[str, Node] = {}
     free: list[list[list[int]]] = []
     host: list[list[int]] = []
