@@ -20,7 +20,7 @@ BENCHES: dict[str, list[str]] = {
     "rows": ["tests.bench.planner_rows", "--quick"],
     "serving": ["tests.bench.serving_bench"],
     "idle": ["tests.bench.idle_bench"],
-    "growth": ["tests.bench.planner_bench", "--growth", "--largest", "2000"],
+    "growth": ["tests.bench.planner_bench", "--growth"],
 }
 NEEDS_STATES = {"rows", "growth", "serving", "idle"}
 
