@@ -13,7 +13,7 @@ several devices move with all of them. Idle nodes of four devices or more are re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from defragd.core.drain import Drainer, Target
 from defragd.core.moves import landed
 from defragd.core.plan import Place, Refusal
 from defragd.core.reasons import Reason
-from defragd.core.search import home_fits, improve
+from defragd.core.search import SMALL_WORLD, home_fits, improve
 from defragd.core.snapshot import collapse
 from defragd.core.strategy import Proposal, Scene
 from defragd.core.tables import Spot
@@ -30,8 +30,9 @@ from defragd.core.tables import Spot
 PUSHES = 2
 PATIENCE = 40
 """Failed attempts with a push before counting drains give up."""
-STEPS = 40_000
-"""Of search for chains of moves, in clusters small enough for one."""
+STEPS, ATTEMPTS = 20_000, 4
+"""Of search for chains of moves, in clusters small enough for one: short searches that start anew find more than one
+long one."""
 
 Moves = tuple[tuple[str, Place], ...]
 
@@ -106,10 +107,14 @@ def _cheapest(scene: Scene, count: int) -> Proposal:
     drainer.try_cheap(targets, count, near=True, patience=PATIENCE)
     reached = 0
     if len(drainer.out.done) < count and not scene.should_stop():
-        found = improve(scene, "devices", use_idle_nodes=False, enough=count)
+        large = len(fleet.devices) > SMALL_WORLD
+        found = improve(scene, "devices", use_idle_nodes=False, enough=count, most_steps=0 if large else STEPS)
         reached = freed(scene, found.moves)
-        if reached < count and not scene.should_stop():
-            found = improve(scene, "empty", use_idle_nodes=False, most_steps=STEPS)
+        for attempt in range(0 if large else ATTEMPTS):
+            if reached >= count or scene.should_stop():
+                break
+            again = replace(scene, seed=scene.seed + attempt)
+            found = improve(again, "empty", use_idle_nodes=False, most_steps=STEPS)
             reached = max(reached, freed(scene, found.moves))
         if freed(scene, found.moves) >= count:
             lean = leanest(scene, found.moves, count)

@@ -132,7 +132,7 @@ def test_the_judge_knows_a_simple_world():
 
 @pytest.mark.parametrize("most", [None, 2])
 def test_the_best_of_all_assignments_is_reached(most):
-    assert sum(judge(seed, most) for seed in range(12)) >= 4
+    assert sum(judge(seed, most) for seed in range(6)) >= 2
 
 
 @pytest.mark.slow
