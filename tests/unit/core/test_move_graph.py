@@ -130,3 +130,9 @@ def test_a_pod_that_wants_an_empty_device_shares_no_wave_with_another_arrival_th
     first = replace(step(0, 0, 2, 10), alone=frozenset([2]), gain=gain)
     found = ordered([first, replace(step(1, 1, 2, 10), gain=0.5)], yard(50, 50, 90), BOTH)
     assert all(len(wave) == 1 for wave in found.waves)
+
+
+def test_two_that_need_the_last_cores_are_not_stopped_by_a_third_elsewhere():
+    steps = [step(0, 0, 2, 40), step(1, 1, 2, 40), replace(step(2, 3, 4, 0), zero=frozenset([4]))]
+    found = ordered(steps, yard(50, 50, 80, 50, 10), BOTH)
+    assert found.waves == [[0, 1, 2]]
