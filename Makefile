@@ -1,6 +1,7 @@
 # make demo   runs the main job on the embedded simulated cluster (own venv, no Kubernetes needed)
 # make test   runs every suite (own venv; builds a real control plane once into a cache)
 # make check  lint, types, layers and unit tests, in under a minute
+# make full   the long suites with the whole numbers that are promised (hours)
 # make explore  the random tests with new seeds and in a new order, once more at full effort
 # make lock   pins what the image installs, to the hash, in .ci/; after a change of dependencies
 # make lowest unit tests with the oldest dependencies that pyproject.toml allows
@@ -14,7 +15,7 @@ EFFORT ?= 0.2
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-run demo test check explore lint unit controlplane bench wheel lock sbom lowest clean
+.PHONY: help venv venv-run demo test check explore full lint unit controlplane bench wheel lock sbom lowest clean
 
 help:
 	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST))
@@ -58,6 +59,9 @@ explore: venv
 
 test: check controlplane
 	@$(BIN)/python -m tests.require $(ARGS)
+
+full: venv controlplane
+	@DEFRAGD_FULL=1 $(BIN)/python -m tests.require $(ARGS)
 
 bench: venv
 	@$(BIN)/python -m tests.bench $(ARGS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from random import Random
 
 import pytest
@@ -12,8 +11,7 @@ from tests.differential.__main__ import main, run, verdicts
 from tests.differential.shrink import shrink
 from tests.differential.standin import StandIn
 from tests.replay_traces import Tally
-
-FACTOR = float(os.environ.get("DEFRAGD_SLOW_FACTOR", "0.2"))
+from tests.support.effort import amount
 
 
 def agree(total: Tally, least: int) -> None:
@@ -31,8 +29,8 @@ def test_two_readings_of_the_protocol_agree() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ten_thousand_verdicts_agree() -> None:
-    """700 worlds are about 10,000 verdicts; DEFRAGD_SLOW_FACTOR=1 asks them all."""
-    worlds = int(700 * FACTOR)
+    """700 worlds are about 10,000 verdicts; DEFRAGD_FULL=1 asks them all."""
+    worlds = amount(700, 140)
     agree(run(StandIn(), range(10_000, 10_000 + worlds), show=False), 13 * worlds)
 
 

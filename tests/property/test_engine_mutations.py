@@ -6,7 +6,6 @@ A rule whose breakage nobody notices is either no rule or has no test.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -27,6 +26,7 @@ from defragd.core import (
 from defragd.core.placement_world import World
 from defragd.ports import Outcome
 from tests.property.test_engine_chaos import chaos
+from tests.support.effort import amount
 from tests.support.engine_world import EngineWorld, node
 from tests.unit.controllers import (
     test_pin_at_admission,
@@ -36,7 +36,7 @@ from tests.unit.controllers import (
     test_surge,
 )
 
-SEEDS = 10 * int(os.environ.get("DEFRAGD_SLOW_FACTOR", "1"))
+SEEDS = amount(40, 10)
 MODES = ("gate", "pin")
 Break = Callable[[pytest.MonkeyPatch], None]
 

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from defragd.core.placement import COST_BEFORE, GATE, STEERED, Step
 from defragd.core.placement_pin import can_widen
 from defragd.core.rules import Timeouts
-from tests.support.effort import examples
+from tests.support.effort import amount, examples
 from tests.support.engine_world import Access, EngineWorld, Killed, Replica, node, start
 
 FAULTS = st.sampled_from(
@@ -344,7 +344,7 @@ class _PinLong(PinEngine):
 
 
 TestEngineLong = pytest.mark.slow(_Long.TestCase)
-TestEngineLong.settings = settings(max_examples=examples(300), stateful_step_count=50, **common)  # type: ignore[arg-type]
+TestEngineLong.settings = settings(max_examples=amount(300, 60), stateful_step_count=50, **common)  # type: ignore[arg-type]
 
 TestPinEngineLong = pytest.mark.slow(_PinLong.TestCase)
-TestPinEngineLong.settings = settings(max_examples=examples(60), stateful_step_count=50, **common)  # type: ignore[arg-type]
+TestPinEngineLong.settings = settings(max_examples=amount(100, 15), stateful_step_count=50, **common)  # type: ignore[arg-type]

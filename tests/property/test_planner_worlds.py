@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import replace
 
@@ -13,10 +12,9 @@ from hypothesis import strategies as st
 from defragd.core.plan import PlanReply
 from defragd.core.rules import Budgets, Cap
 from defragd.core.snapshot import Snapshot, collapse
-from tests.support.effort import examples
+from tests.support.effort import amount, examples
 from tests.support.plan_world import UNLIMITED, make_plan, world
 
-FACTOR = float(os.environ.get("DEFRAGD_SLOW_FACTOR", "0.03"))
 """1 = ten thousand worlds."""
 SIZES = [("4G/10c"), ("8G/20c"), ("10G/40c"), ("12G/50c"), ("6G"), ("whole"), ("16G/15c")]
 
@@ -145,7 +143,7 @@ def test_plans_of_random_worlds(drawn):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@settings(max_examples=round(10_000 * FACTOR), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=amount(10_000, 300), deadline=None, suppress_health_check=list(HealthCheck))
 @given(worlds())
 def test_plans_of_many_random_worlds(drawn):
     check(drawn)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from defragd.web.app import create_app
+from tests.support.effort import amount
 from tests.support.web_world import build_world
 
 with warnings.catch_warnings():
@@ -16,7 +16,7 @@ with warnings.catch_warnings():
     import schemathesis
 
 pytestmark = pytest.mark.slow
-EXAMPLES = int(10 * float(os.environ.get("DEFRAGD_SLOW_FACTOR", "1")))
+EXAMPLES = amount(60, 10)
 APP = create_app(build_world().deps)
 SCHEMA = schemathesis.openapi.from_wsgi("/openapi.json", APP)
 OPERATIONS = [result.ok() for result in SCHEMA.get_all_operations()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,8 +14,6 @@ from tests.ground.emulator import Behaviour
 from tests.ground.faultproxy import FaultProxy
 from tests.system.watchers import gated
 
-FACTOR = int(os.environ.get("DEFRAGD_SLOW_FACTOR", "1"))
-"""More than 1: all cases of the long tables instead of a sample."""
 MARKS = ("steered", "deadline")
 PREFIX = "scheduling.hami.placement.com/"
 

@@ -15,7 +15,7 @@ from tests.ground.commands import real_hami
 from tests.ground.daemon import Daemon
 from tests.ground.emulator import Behaviour
 from tests.ground.faultproxy import FaultProxy
-from tests.system.faults import FACTOR
+from tests.support.effort import amount
 from tests.system.watchers import gated
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(240)]
@@ -153,7 +153,7 @@ def test_late_view_of_deletions_leaves_no_pod_pending(cluster: Cluster, start_da
     since = daemon.plane.audit.mark()
     cluster.habits(deletion_lag=0.3)
 
-    for number in range(6 if FACTOR == 1 else 200):
+    for number in range(amount(200, 6)):
         (pod,) = cluster.wait_ready(1)
         target = "n1" if pod["spec"]["nodeName"] == "n0" else "n0"
         name = f"move-{number}"

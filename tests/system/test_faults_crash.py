@@ -11,7 +11,8 @@ import pytest
 
 from tests.ground.cluster import Cluster, devices_of
 from tests.ground.daemon import Daemon
-from tests.system.faults import FACTOR, behind_a_proxy, bury, clean, ended, move, pair, status_of
+from tests.support.effort import FULL
+from tests.system.faults import behind_a_proxy, bury, clean, ended, move, pair, status_of
 from tests.system.watchers import gated
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(240)]
@@ -36,7 +37,7 @@ WHEN = ("before", "after")
 SAMPLE = [("eviction", "after"), ("pin", "after"), ("Evicting", "before"), ("Pinned", "before")]
 
 
-@pytest.mark.parametrize("mode", ["gate", "pin"] if FACTOR > 1 else ["gate"])
+@pytest.mark.parametrize("mode", ["gate", "pin"] if FULL else ["gate"])
 def test_kill_around_every_write(cluster: Cluster, mode: str) -> None:
     """kill -9 right before the API server sees a write, and right after it, while nobody was told."""
     pod = pair(cluster)
@@ -45,7 +46,7 @@ def test_kill_around_every_write(cluster: Cluster, mode: str) -> None:
         since = daemon.plane.audit.mark()
         (replica,) = daemon.replicas
         seen = []
-        for number, (write, when) in enumerate([(w, k) for w in writes for k in WHEN] if FACTOR > 1 else SAMPLE):
+        for number, (write, when) in enumerate([(w, k) for w in writes for k in WHEN] if FULL else SAMPLE):
             method, path, skip = writes[write]
             name = f"move-{number}"
             proxy.heal()

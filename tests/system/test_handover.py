@@ -13,7 +13,8 @@ import pytest
 from tests.ground import chart, objects
 from tests.ground.cluster import Cluster, devices_of
 from tests.ground.daemon import Daemon
-from tests.system.faults import FACTOR, behind_a_proxy, bury, clean, ended, move, pair, status_of
+from tests.support.effort import FULL
+from tests.system.faults import behind_a_proxy, bury, clean, ended, move, pair, status_of
 from tests.system.watchers import Sampler, gated
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(240)]
@@ -65,7 +66,7 @@ def test_the_old_pod_goes_when_its_successor_is_ready(cluster: Cluster) -> None:
         assert (moved["spec"]["nodeName"], devices_of(moved)) == ("n1", ["GPU-n1-1"])
 
         kills = [(w, k) for w in SCALES for k in ("before", "after")]
-        for number, (write, when) in enumerate(kills if FACTOR > 1 else [("down", "after")]):
+        for number, (write, when) in enumerate(kills if FULL else [("down", "after")]):
             pod = cluster.wait_ready(2)[0]
             target = "n1" if pod["spec"]["nodeName"] == "n0" else "n0"
             method, path, skip = SCALES[write]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,11 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from defragd.cli.main import run
+from tests.support.effort import amount
 from tests.unit.cli.cli_states import make_node, make_pod
 
 POLICY = Path(__file__).resolve().parents[3] / "policies" / "best-fit.yaml"
 REGISTER = "hami.io/node-nvidia-register"
-FACTOR = float(os.environ.get("DEFRAGD_SLOW_FACTOR", "0.2"))
+SPOILT = amount(60, 12)
 
 
 def registered(name: str, *uuids: str, **changes: Any) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def test_spoilt_clusters_never_crash_the_plan(tmp_path: Path) -> None:
     """Three pieces of every cluster are spoilt, and there is a plan all the same."""
     random = Random(20260)
     good = 0
-    for _ in range(int(60 * FACTOR)):
+    for _ in range(SPOILT):
         items = copy.deepcopy(GOOD) + [things for kind in ODD for things in copy.deepcopy(ODD[kind][0])]
         for _ in range(3):
             at = random.randrange(len(items))
@@ -130,4 +130,4 @@ def test_spoilt_clusters_never_crash_the_plan(tmp_path: Path) -> None:
             items[at][part] = _spoil(random, items[at][part], 1)
         code, _, _ = plan(tmp_path, items)
         good += code == 0
-    assert good == int(60 * FACTOR)
+    assert good == SPOILT
