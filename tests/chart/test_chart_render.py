@@ -276,7 +276,7 @@ def test_monitoring_is_off_and_comes_on() -> None:
     assert extra - {"Certificate", "Issuer"} <= kinds(objects)
     rules = only(objects, "PrometheusRule")["spec"]["groups"]
     alerts = [rule for group in rules for rule in group["rules"]]
-    assert len(alerts) == 18
+    assert alerts
     assert all(a["annotations"]["runbook_url"].startswith("https://wiki.example/defragd#defragd") for a in alerts)
     source = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
     assert [r["expr"] for r in alerts] == [r["expr"] for g in source["groups"] for r in g["rules"]]

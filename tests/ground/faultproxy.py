@@ -164,13 +164,11 @@ class FaultProxy:
         """The daemon is cut off: every connection is dropped and none is accepted until `heal`."""
         self._cut = True
         for connection in list(self._open):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            _drop(connection)
 
     def close(self) -> None:
         self._closed.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+        _drop(self._listener)
         self._listener.close()
         self.cut()
 
@@ -238,13 +236,19 @@ class FaultProxy:
                 fault.then()
             raise Closed
         if fault and fault.cut_after is not None:
-            timer = threading.Timer(fault.cut_after, upstream.sock.shutdown, [socket.SHUT_RDWR])
+            timer = threading.Timer(fault.cut_after, _drop, [upstream.sock])
             timer.daemon = True
             timer.start()
         client.send(answer)
         for part in upstream.body(answer, answer_to=method):
             client.send(part)
         return upstream
+
+
+def _drop(connection: socket.socket) -> None:
+    """Ends it for both sides; the other side may have been first."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _answer(fault: Fault) -> bytes:
