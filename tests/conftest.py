@@ -34,6 +34,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Tests that share a fixture of their module stay on one worker; all others go wherever there is time."""
+    if not item.config.pluginmanager.hasplugin("xdist"):
+        return
     found = getattr(item, "_fixtureinfo", None)
     if found and any(defs[-1].scope == "module" for defs in found.name2fixturedefs.values() if defs):
         item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
