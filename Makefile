@@ -48,7 +48,7 @@ lint: venv
 	@$(BIN)/lint-imports
 
 unit: venv
-	@DEFRAGD_EFFORT=$(EFFORT) $(BIN)/pytest -q -n 2 -m "not slow and not controlplane" tests
+	@DEFRAGD_EFFORT=$(EFFORT) $(BIN)/pytest -q -n 3 -m "not slow and not controlplane" tests
 
 # both at once: types are checked on one core while the tests share the other
 check: venv
@@ -81,7 +81,7 @@ lowest:
 	@$(VENV)-lock/bin/uv pip compile --quiet --resolution lowest-direct pyproject.toml -o $(VENV)-lowest/lowest.txt
 	@$(VENV)-lowest/bin/python -m pip install --quiet -r $(VENV)-lowest/lowest.txt
 	@$(VENV)-lowest/bin/python -m pip install --quiet -c $(VENV)-lowest/lowest.txt -e '.[dev]'
-	@DEFRAGD_EFFORT=$(EFFORT) $(VENV)-lowest/bin/python -m pytest -q -n 2 -m "not slow and not controlplane" tests/unit
+	@DEFRAGD_EFFORT=$(EFFORT) $(VENV)-lowest/bin/python -m pytest -q -n 3 -m "not slow and not controlplane" tests/unit
 
 wheel: venv
 	@$(BIN)/python -m pip wheel --quiet --no-deps -w dist .

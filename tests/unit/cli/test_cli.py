@@ -343,6 +343,7 @@ def shell(*args, **options):
     )
 
 
+@pytest.mark.slow
 def test_exit_codes_and_streams_of_the_process(world, policy):
     done = shell("plan", "--policy", policy, "--snapshot", world, "-o", "json", "--max-steps", "100")
     assert done.returncode == 0 and json.loads(done.stdout)["policy"] == "nightly"
@@ -391,6 +392,7 @@ def test_a_name_that_two_policies_have_is_not_guessed(world, policy, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.slow
 def test_output_that_cannot_be_written_is_one_line():
     """A full disk, and no standard output at all."""
     command = [sys.executable, "-m", "defragd.cli.main", "policy", "list", "policies", "-o", "yaml"]

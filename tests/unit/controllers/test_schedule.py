@@ -218,6 +218,7 @@ def test_two_due_at_once_go_by_time_then_name() -> None:
     assert [name for name, _ in rig.planner.asked] == ["a", "b", "late"]
 
 
+@pytest.mark.slow
 def test_a_thousand_policies_are_asked_only_when_due(monkeypatch: pytest.MonkeyPatch) -> None:
     from defragd.controllers import schedule
 
