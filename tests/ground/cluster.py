@@ -146,6 +146,7 @@ class Cluster:
             for template in _WORKLOADS:
                 self.api.delete(template.format(f"namespaces/{name}/") + "?propagationPolicy=Background")
             self._drop_placements(name)
+            self.api.delete(f"/api/v1/namespaces/{name}/events")
         for lease in self.api.items("/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"):
             if lease["metadata"]["name"].startswith("gpu-descheduler"):
                 self.api.delete(

@@ -145,6 +145,6 @@ def test_the_doctor_on_a_real_cluster(cluster: Cluster, start_daemon: Callable[.
 
     def gone() -> str:
         run = subprocess.run([PROGRAM, "doctor", "--kubeconfig", str(made)], capture_output=True, text=True, timeout=60)
-        return run.stdout if run.returncode == 1 else ""
+        return run.stdout if run.returncode == 1 and "no replica runs" in run.stdout else ""
 
-    assert "no replica runs" in cluster.wait(gone, 60, "the doctor misses the replicas")
+    cluster.wait(gone, 60, "the doctor misses the replicas")
