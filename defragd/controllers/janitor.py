@@ -11,10 +11,10 @@ Gates are not its business: every replica looks after those (`controllers.gates`
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
+from defragd.controllers.leader_loop import AGAIN, MAX_AGE_SECONDS, LeaderLoop
 from defragd.core.model import Pod
 from defragd.core.placement import GATE, PINNED, Placement, Step
 from defragd.core.placement_claims import strayed
@@ -23,20 +23,18 @@ from defragd.core.placement_steering import held_devices, steer_patches
 from defragd.core.placement_surge import cost_restored, left_behind
 from defragd.core.snapshot import Snapshot
 from defragd.core.vendor import Vendor
-from defragd.errors import NotLeader
 from defragd.ports import Clock, ClusterReader, Hook, Leadership, PlacementStore, PodWriter, WorkloadWriter
 
-MAX_AGE_SECONDS = 90.0
 ORPHAN_AFTER = timedelta(seconds=60)
 """A pinned pod without an open placement is given so long to be bound all the same."""
 PER_PASS = 50
 """Writes per kind and pass, so that a large clean-up does not starve the moves."""
-AGAIN = 2.0
-"""Seconds before the same object is written again (the cache may be behind)."""
 
 
-class Janitor:
-    """``cycle`` is one pass; ``run`` passes about twice a second."""
+class Janitor(LeaderLoop):
+    """Each kind of leftover is looked for once per pass."""
+
+    NAME, EVERY = "janitor", 0.5
 
     def __init__(
         self,
@@ -53,35 +51,16 @@ class Janitor:
     ) -> None:
         """``workloads``: takes replicas of surges back."""
         self._workloads = workloads
-        self._reader, self._placements, self._pods, self._leadership = reader, placements, pods, leadership
-        self._clock, self._hook, self._vendors, self._max_age = clock, hook, vendors, max_age_seconds
-        self._touched: dict[str, float] = {}
+        super().__init__(reader, leadership, clock, hook, max_age_seconds)
+        self._placements, self._pods, self._vendors = placements, pods, vendors
         self._orphans: dict[str, datetime] = {}
         """UID of a pinned pod without a placement -> when it was first seen so."""
-        self.beat = clock.monotonic()
 
-    def run(self, stop: threading.Event) -> None:
-        while not stop.is_set():
-            try:
-                self.cycle()
-            except NotLeader:
-                self._touched.clear()
-            except Exception as error:  # noqa: BLE001 - the next pass must come
-                self._hook("loop.failed", {"loop": "janitor", "error": f"{type(error).__name__}: {error}"})
-                stop.wait(2.0)
-            self.beat = self._clock.monotonic()
-            stop.wait(0.5)
+    def _forget(self) -> None:
+        super()._forget()
+        self._orphans.clear()
 
-    def cycle(self) -> int:
-        """One pass; returns the number of writes."""
-        if not self._leadership.is_leader():
-            self._touched.clear()
-            self._orphans.clear()
-            return 0
-        if not self._reader.synced() or self._reader.age_seconds() > self._max_age:
-            return 0
-        tick = self._clock.monotonic()
-        self._touched = {key: until for key, until in self._touched.items() if until > tick}
+    def _pass(self, tick: float) -> int:
         snapshot, placements = self._reader.snapshot(), self._placements.list()
         return (
             self._steer(snapshot, placements, tick)
@@ -91,9 +70,9 @@ class Janitor:
         )
 
     def _may_touch(self, what: str, tick: float) -> bool:
-        if what in self._touched:
+        if what in self._resting:
             return False
-        self._touched[what] = tick + AGAIN
+        self._resting[what] = tick + AGAIN
         return True
 
     def _steer(self, snapshot: Snapshot, placements: Sequence[Placement], tick: float) -> int:

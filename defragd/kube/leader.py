@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from defragd.errors import DefragError
 from defragd.kube.client import Client, no_hook
 from defragd.kube.lease import Record, micro, read_lease, write_lease
-from defragd.ports import Hook
+from defragd.ports import Hook, Written
 
 LEASE_NAME = "gpu-descheduler"
 LABELS = {"app.kubernetes.io/component": "leader", "app.kubernetes.io/name": "gpu-descheduler"}
@@ -138,15 +139,7 @@ class LeaderElector:
             "renewTime": micro(now),
             "leaseTransitions": self._record.transitions + (1 if taking and self._record.revision else 0),
         }
-        result = write_lease(
-            self._client,
-            self._namespace,
-            self._name,
-            spec,
-            revision=self._record.revision,
-            labels=LABELS,
-            timeout=self._deadline / 2,
-        )
+        result = self._write(spec)
         if result.ok:
             acquired = now if taking else self._record.acquired
             self._observe(
@@ -161,6 +154,18 @@ class LeaderElector:
             # No answer: the renewal may have happened. Read before the next write; the fence runs on meanwhile.
             self._hook("leader.trouble", {"reason": result.message})
             self._observe(read_lease(self._client, self._namespace, self._name, timeout=self._deadline / 2))
+
+    def _write(self, spec: Mapping[str, Any]) -> Written:
+        """Over the revision that we have seen, and no other."""
+        return write_lease(
+            self._client,
+            self._namespace,
+            self._name,
+            spec,
+            revision=self._record.revision,
+            labels=LABELS,
+            timeout=self._deadline / 2,
+        )
 
     def _observe(self, record: Record) -> None:
         if (record.revision, record.holder) != (self._record.revision, self._record.holder):
@@ -182,15 +187,7 @@ class LeaderElector:
             "acquireTime": micro(now),
             "leaseTransitions": self._record.transitions,
         }
-        result = write_lease(
-            self._client,
-            self._namespace,
-            self._name,
-            spec,
-            revision=self._record.revision,
-            labels=LABELS,
-            timeout=self._deadline / 2,
-        )
+        result = self._write(spec)
         if result.ok:
             self._observe(Record("", 1.0, now, now, self._record.transitions, result.revision))
 
