@@ -13,6 +13,7 @@ from defragd.core.search_anneal import Anneal
 from defragd.core.search_greedy import LEAST, Greedy
 from defragd.core.search_lns import Lns
 from defragd.core.search_macro import DeviceFreer, empty_nodes
+from defragd.core.search_task import Task
 from defragd.core.strategy import Proposal, Scene
 from defragd.core.tables import Spot, World
 
@@ -90,32 +91,14 @@ def _search(desk: Desk, greedy: Greedy, steps: int) -> str:
             return True
         return desk.verify(pod, spot)
 
-    anneal = Anneal(
-        world,
-        seed=scene.seed,
-        limit=limit,
-        cost=desk.cost,
-        may_move=may_move,
-        orderable=orderable,
-        should_stop=scene.should_stop,
-        steps=steps,
-        barred=_barred(desk),
-    )
+    task = Task(scene.seed, limit, desk.cost, may_move, orderable, scene.should_stop)
+    anneal = Anneal(world, task, steps=steps, barred=_barred(desk))
     why, best = anneal.run(), anneal.best
     left = len(world.home) - len(anneal.batch.pods)
     if why != "time" and left:
         # pods of several devices, and what the batches cannot tell: one step at a time
         share = max(left / len(world.home), ONE_BY_ONE)
-        lns = Lns(
-            world,
-            seed=scene.seed,
-            limit=limit,
-            cost=desk.cost,
-            may_move=may_move,
-            orderable=orderable,
-            should_stop=scene.should_stop,
-            steps=max(1, int(share * min(steps, MOST_ONE_BY_ONE))),
-        )
+        lns = Lns(world, task, steps=max(1, int(share * min(steps, MOST_ONE_BY_ONE))))
         last, best = lns.run(), lns.best
         why = last if last == "time" else why
     for pod in list(desk.claims):

@@ -8,7 +8,7 @@ touch different nodes are all made. The order of random numbers depends on the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -17,12 +17,11 @@ from defragd.core.search_batch import Batch
 from defragd.core.search_choice import choose
 from defragd.core.search_greedy import LEAST
 from defragd.core.search_steps import EJECT, MOST_OUT, Hand, Steps
+from defragd.core.search_task import GROUP_PRICE, MOVE_PRICE, Task
 from defragd.core.tables import Spot, World
 
 SIZE = 96
 """Steps of one batch."""
-MOVE_PRICE, GROUP_PRICE = 1e-9, 3e-9
-"""Of equally good plans one with fewer moves is better, and one in which fewer pods have to be out together."""
 LONGEST_ROUND, STEPS_PER_POD, LEAST_ROUND = 4_000, 60, 10 * SIZE
 GROWTH, PATIENCE, TINY_WORLD = 1.1, 12, 12
 """Growth of rounds; rounds without improvement before the search ends (tiny worlds are done after fewer)."""
@@ -54,20 +53,15 @@ class Anneal:
     def __init__(
         self,
         world: World,
+        task: Task,
         *,
-        seed: int,
-        limit: int | None,
-        cost: np.ndarray,
-        may_move: Callable[[int, Spot], bool],
-        orderable: Callable[[dict[int, Spot]], int | None],
-        should_stop: Callable[[], bool],
         steps: int,
         barred: Mapping[int, frozenset[int]],
     ) -> None:
-        self.world, self.cost = world, cost
-        self.may_move, self.orderable, self.should_stop = may_move, orderable, should_stop
+        self.world, self.cost = world, task.cost
+        self.may_move, self.orderable, self.should_stop = task.may_move, task.orderable, task.should_stop
         self.steps, self.done = steps, 0
-        self.random = np.random.Generator(np.random.PCG64(seed))
+        self.random = np.random.Generator(np.random.PCG64(task.seed))
         batch = self.batch = Batch(world, barred)
         taken = set(batch.pods)
         self.others = {
@@ -76,8 +70,8 @@ class Anneal:
             if pod not in taken and spot is not None and spot != home
         }
         """Moves of pods that stay as they are here."""
-        self.limit = np.inf if limit is None else limit - len(self.others)
-        self.hand = Hand(batch, self.random, self.limit, cost[batch.pods])
+        self.limit = np.inf if task.limit is None else task.limit - len(self.others)
+        self.hand = Hand(batch, self.random, self.limit, task.cost[batch.pods])
         self._exact = np.array([not world.shapes.shapes[s].plain for s in batch.shape.tolist()], dtype=np.bool_)
         self.best: dict[int, Spot] = {}
         self.settle = SETTLE if len(batch.at) > FEW else 0

@@ -9,18 +9,16 @@ the steps only, never on the clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import log
 
 import numpy as np
 
 from defragd.core.search_board import NO, Board
 from defragd.core.search_greedy import LEAST
+from defragd.core.search_task import GROUP_PRICE, MOVE_PRICE, Task
 from defragd.core.tables import Spot, World
 
 FIRST_ROUND, LEAST_ROUND = 2500, 300
-MOVE_PRICE, GROUP_PRICE = 1e-9, 3e-9
-"""Of equally good plans one with fewer moves is better, and one in which fewer pods have to be out together."""
 GROWTH, PATIENCE, TINY = 1.1, 8, 12
 """Growth of rounds; rounds without improvement before the search ends (tiny worlds are done after fewer)."""
 MOST_OUT = 6
@@ -46,20 +44,15 @@ class Lns:
     def __init__(
         self,
         world: World,
+        task: Task,
         *,
-        seed: int,
-        limit: int | None,
-        cost: np.ndarray,
-        may_move: Callable[[int, Spot], bool],
-        orderable: Callable[[dict[int, Spot]], int | None],
-        should_stop: Callable[[], bool],
         steps: int,
     ) -> None:
-        self.world, self.limit = world, limit
-        self.cost: list[float] = cost.tolist()
-        self.may_move, self.orderable, self.should_stop = may_move, orderable, should_stop
+        self.world, self.limit = world, task.limit
+        self.cost: list[float] = task.cost.tolist()
+        self.may_move, self.orderable, self.should_stop = task.may_move, task.orderable, task.should_stop
         self.steps = steps
-        self.random = np.random.Generator(np.random.PCG64(seed))
+        self.random = np.random.Generator(np.random.PCG64(task.seed))
         self._start = list(world.spot)
         self._before: dict[int, int] = {}
         self._was: dict[int, Spot] = {}
@@ -77,7 +70,7 @@ class Lns:
         self.displaced = {p: None for p in range(self.pods) if world.spot[p] != world.home[p]}
         self.best_value = self.value = self.board.now
         self.best: dict[int, Spot] = self._assignment()
-        together = orderable(self.best) if self.best else 0
+        together = self.orderable(self.best) if self.best else 0
         found = self._assignment()
         self._restore({})
         self.home_value = self.board.now
