@@ -93,7 +93,6 @@ def cluster(
         at, chosen = spot
         node = made[names[at]]
         number += 1
-        owner = f"app-{number // 4:06d}"
         allocations, requests = (), ()
         if count:
             need = [node.devices[d].memory_mib * cores // 100 for d in chosen]
@@ -113,24 +112,39 @@ def cluster(
         host[at][0] -= cpu
         host[at][1] -= memory_bytes
         key = (cpu, memory_bytes)
-        pods[f"ns/{owner}-{number:07d}"] = Pod(
-            "ns",
-            f"{owner}-{number:07d}",
-            f"uid-{number}",
-            labels={"app": owner},
-            owner=Owner("ReplicaSet", owner, f"rs-{owner}", "apps/v1"),
-            scheduler="hami-scheduler" if count else "default-scheduler",
-            node=node.name,
-            booked_node=node.name if count else "",
-            bind_phase="success" if count else "",
-            ready_since=OLD,
-            created=OLD,
-            requests=requests,
-            allocations=allocations,
-            scheduling=shared.setdefault(key, Scheduling(resources=Resources(cpu, memory_bytes))),
-        )
-        workloads.setdefault(f"rs-{owner}", Workload("ReplicaSet", "ns", owner, f"rs-{owner}", 4, 4))
+        scheduling = shared.setdefault(key, Scheduling(resources=Resources(cpu, memory_bytes)))
+        add(pods, workloads, number, node.name, requests, allocations, scheduling)
     return Snapshot(made, pods, (), workloads, known=frozenset({"workloads", "pdbs"}), taken_at=TAKEN)
+
+
+def add(
+    pods: dict[str, Pod],
+    workloads: dict[str, Workload],
+    number: int,
+    node: str,
+    requests: tuple[DeviceRequest, ...],
+    allocations: tuple[Allocation, ...],
+    scheduling: Scheduling,
+) -> None:
+    """A running pod on ``node``; four in a row belong to one ReplicaSet."""
+    owner = f"app-{number // 4:06d}"
+    pods[f"ns/{owner}-{number:07d}"] = Pod(
+        "ns",
+        f"{owner}-{number:07d}",
+        f"uid-{number}",
+        labels={"app": owner},
+        owner=Owner("ReplicaSet", owner, f"rs-{owner}", "apps/v1"),
+        scheduler="hami-scheduler" if requests else "default-scheduler",
+        node=node,
+        booked_node=node if requests else "",
+        bind_phase="success" if requests else "",
+        ready_since=OLD,
+        created=OLD,
+        requests=requests,
+        allocations=allocations,
+        scheduling=scheduling,
+    )
+    workloads.setdefault(f"rs-{owner}", Workload("ReplicaSet", "ns", owner, f"rs-{owner}", 4, 4))
 
 
 def _place(

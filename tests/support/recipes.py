@@ -11,9 +11,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from defragd.core.model import Allocation, Device, DeviceRequest, Node, Owner, Pod, Resources, Scheduling, Workload
+from defragd.core.model import Allocation, Device, DeviceRequest, Node, Pod, Resources, Scheduling, Workload
 from defragd.core.snapshot import Snapshot
-from tests.support.openb import MEMORY, OLD, TAKEN, rows
+from tests.support.openb import MEMORY, TAKEN, add, rows
 
 RECIPES = ("hami-40", "hami-churn-85", "random-churn-85")
 
@@ -134,7 +134,7 @@ def _snapshot(filling: Filling, *, mib: bool) -> Snapshot:
     workloads: dict[str, Workload] = {}
     shared: dict[tuple[int, int], Scheduling] = {}
     for number, (ask, at, chosen) in enumerate(sorted(filling.pods, key=lambda p: (p[0].gpus, p[0].cores, p[0].cpu))):
-        node, owner, count = nodes[at], f"app-{number // 4:06d}", ask.gpus
+        node, count = nodes[at], ask.gpus
         need = [node.devices[d].memory_mib * ask.cores // 100 for d in chosen]
         in_mib = mib and bool(count) and ask.cores < 100
         pct = 0 if in_mib else ask.cores
@@ -142,21 +142,6 @@ def _snapshot(filling: Filling, *, mib: bool) -> Snapshot:
         uuids = [node.devices[d].uuid for d in chosen]
         key = (ask.cpu, ask.memory)
         scheduling = shared.setdefault(key, Scheduling(resources=Resources(ask.cpu, ask.memory << 20)))
-        pods[f"ns/{owner}-{number:07d}"] = Pod(
-            "ns",
-            f"{owner}-{number:07d}",
-            f"uid-{number}",
-            labels={"app": owner},
-            owner=Owner("ReplicaSet", owner, f"rs-{owner}", "apps/v1"),
-            scheduler="hami-scheduler" if count else "default-scheduler",
-            node=node.name,
-            booked_node=node.name if count else "",
-            bind_phase="success" if count else "",
-            ready_since=OLD,
-            created=OLD,
-            requests=requests if count else (),
-            allocations=tuple(Allocation(0, u, n, ask.cores) for u, n in zip(uuids, need, strict=True)),
-            scheduling=scheduling,
-        )
-        workloads.setdefault(f"rs-{owner}", Workload("ReplicaSet", "ns", owner, f"rs-{owner}", 4, 4))
+        allocations = tuple(Allocation(0, u, n, ask.cores) for u, n in zip(uuids, need, strict=True))
+        add(pods, workloads, number, node.name, requests if count else (), allocations, scheduling)
     return Snapshot(made, pods, (), workloads, known=frozenset({"workloads", "pdbs"}), taken_at=TAKEN)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from defragd.core.placement import CLAIM, PINNED, STEERED, Phase, Step
+from defragd.core.placement import CLAIM, PINNED, STEERED, Phase
 from defragd.core.placement_pin import WOKEN
-from tests.support.engine_world import EngineWorld, Replica, drive, node, start, template
+from tests.support.engine_moves import ended, moved
+from tests.support.engine_world import EngineWorld, drive, node, start, template
 
 USE = "nvidia.com/use-gpuuuid"
 
@@ -21,16 +22,6 @@ def world() -> EngineWorld:
     world = EngineWorld([node("n1"), node("n2")])
     world.admission = "pin"
     return world
-
-
-def ended(world: EngineWorld, key: str) -> Any:
-    return lambda: world.status(key).step is Step.ENDED
-
-
-def moved(world: EngineWorld, **more: Any) -> tuple[str, Replica]:
-    replica = start(world)
-    world.deployment("a", on=[("n1", "GPU-n1-0")])
-    return world.place("p", node="n2", devices=["gpu-1"], evict="a-1", **more), replica
 
 
 def pinned(world: EngineWorld) -> list[Any]:

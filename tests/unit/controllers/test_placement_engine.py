@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
 from defragd.core.placement import GATE, PINNED, PLACEMENT, STEERED, Phase, Step
 from defragd.core.rules import Timeouts
-from tests.support.engine_world import EngineWorld, Replica, drive, node, start
+from tests.support.engine_moves import ended, moved
+from tests.support.engine_world import EngineWorld, drive, node, start
 
 
 @pytest.fixture
 def world() -> EngineWorld:
     return EngineWorld([node("n1"), node("n2")])
-
-
-def ended(world: EngineWorld, key: str) -> Any:
-    return lambda: world.status(key).step is Step.ENDED
-
-
-def moved(world: EngineWorld, **more: Any) -> tuple[str, Replica]:
-    """One Deployment pod on n1, a placement to n2, one replica."""
-    replica = start(world)
-    world.deployment("a", on=[("n1", "GPU-n1-0")])
-    return world.place("p", node="n2", devices=["gpu-1"], evict="a-1", **more), replica
 
 
 def test_a_move_from_end_to_end(world: EngineWorld) -> None:

@@ -12,22 +12,13 @@ from defragd.core.model import NodeLock
 from defragd.core.placement import PINNED, Phase, Step
 from defragd.core.rules import Timeouts
 from defragd.ports import Beat
-from tests.support.engine_world import EngineWorld, Replica, drive, node, start
+from tests.support.engine_moves import ended, moved
+from tests.support.engine_world import EngineWorld, drive, node, start
 
 
 @pytest.fixture
 def world() -> EngineWorld:
     return EngineWorld([node("n1"), node("n2")])
-
-
-def ended(world: EngineWorld, key: str) -> Any:
-    return lambda: world.status(key).step is Step.ENDED
-
-
-def moved(world: EngineWorld, **more: Any) -> tuple[str, Replica]:
-    replica = start(world)
-    world.deployment("a", on=[("n1", "GPU-n1-0")])
-    return world.place("p", node="n2", devices=["gpu-1"], evict="a-1", **more), replica
 
 
 def pinned(world: EngineWorld) -> list[Any]:

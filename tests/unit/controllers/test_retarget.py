@@ -10,6 +10,7 @@ import pytest
 from defragd.core.placement import Phase, Step
 from defragd.core.placement_retarget import alternatives
 from defragd.core.plan import Move, Place
+from tests.support.engine_moves import ended
 from tests.support.engine_world import EngineWorld, Killed, Replica, drive, node, start
 
 USE = "nvidia.com/use-gpuuuid"
@@ -20,10 +21,6 @@ def world(request: pytest.FixtureRequest) -> EngineWorld:
     world = EngineWorld([node("n1"), node("n2", devices=3)])
     world.admission = request.param
     return world
-
-
-def ended(world: EngineWorld, key: str) -> Any:
-    return lambda: world.status(key).step is Step.ENDED
 
 
 def moved(world: EngineWorld, *others: str, **more: Any) -> tuple[str, Replica]:

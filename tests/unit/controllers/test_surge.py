@@ -10,6 +10,7 @@ from defragd.core.free import DELETION_COST
 from defragd.core.model import Volume
 from defragd.core.placement import COST_BEFORE, Phase, Step
 from defragd.core.rules import Timeouts
+from tests.support.engine_moves import ended
 from tests.support.engine_world import EngineWorld, Killed, Replica, drive, node, start
 
 LIMITS = Timeouts()
@@ -20,10 +21,6 @@ def world(request: pytest.FixtureRequest) -> EngineWorld:
     world = EngineWorld([node("n1"), node("n2")])
     world.admission = request.param
     return world
-
-
-def ended(world: EngineWorld, key: str) -> Any:
-    return lambda: world.status(key).step is Step.ENDED
 
 
 def surge(world: EngineWorld, replicas: int = 1, **more: Any) -> tuple[str, Replica]:
